@@ -22,12 +22,13 @@ SHAPES = {  # layers, heads, heads of the cache, size
     "Phi-3": (32, 32, 32, 96),
     "Gemma 3 270M": (18, 4, 1, 256),
 }
-ROWS = {  # requests, tokens of each
-    "1 token": (1, 1),
-    "4 tokens": (1, 4),
-    "8 requests": (8, 1),
-    "16 tokens": (1, 16),
-    "128 tokens": (1, 128),
+ROWS = {  # requests, tokens of each, whether their texts begin alike
+    "1 token": (1, 1, False),
+    "4 tokens": (1, 4, False),
+    "8 requests": (8, 1, False),
+    "8 requests, one text": (8, 1, True),
+    "16 tokens": (1, 16, False),
+    "128 tokens": (1, 128, False),
 }
 _KERNELS = [name for name in ("AVX512-VNNI", "AVX2") if name in NAMES] or NAMES[:1]
 _SIDES = ((OTHER, "fp16"), (OTHER, "int8"), (OURS, "int8"))
@@ -93,8 +94,9 @@ def _name(kernel: str, side: str, dtype: str) -> str:
 
 def _cases(plan: Plan) -> list[Case]:
     def case(past: int, rows: str) -> Case:
-        requests, tokens = ROWS[rows]
-        asked = {"past": past, "requests": requests, "tokens": tokens, "count": plan.passes}
+        requests, tokens, shared = ROWS[rows]
+        asked = {"past": past, "requests": requests, "tokens": tokens, "shared": shared}
+        asked["count"] = plan.passes
         return Case(f"{rows} behind {past:,}", lambda side: side.ask(**asked))
 
     return [case(past, rows) for past, rows in product(plan.pasts, ROWS)]

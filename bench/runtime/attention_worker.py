@@ -27,15 +27,28 @@ class Passes:
         self._sessions: dict[tuple[str, int], Session] = {}
 
     def passes(
-        self, *, kernel: str, dtype: str, past: int, requests: int, tokens: int, count: int
+        self,
+        *,
+        kernel: str,
+        dtype: str,
+        past: int,
+        requests: int,
+        tokens: int,
+        shared: bool,
+        count: int,
     ) -> list[float]:
-        """Seconds that all layers take in each pass of so many tokens of each request."""
+        """Seconds that all layers take in each pass of so many tokens of each request.
+
+        Requests may share all blocks before their own tokens.
+        """
         blocks = -(-(past + tokens) // kernels.BLOCK_TOKENS)
         one = kernels.block_bytes([self._layer], dtype)
         layers = min(self._layers, _MAX_BYTES // (requests * blocks * one))
         kv_heads, size = self._layer
         width = (self._heads + 2 * kv_heads) * size
         tables = np.arange(requests * blocks).reshape(requests, blocks)
+        if shared:
+            tables[:, : past // kernels.BLOCK_TOKENS] = tables[0, : past // kernels.BLOCK_TOKENS]
         numbers = (self._pool.ctypes.data, tables.size, layers * one, kernels.KV_DTYPES[dtype])
         query = np.random.default_rng(0).normal(size=(1, requests * tokens, width))
         feeds = {

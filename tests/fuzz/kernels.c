@@ -562,7 +562,13 @@ static void attention(Case *c) {
     }
     if (one_in(2)) put_floats(c, 8, odd, 1, &size), put_floats(c, 9, odd, 1, &size);
     if (one_in(4)) put_floats(c, 12, odd, 1, &size);
-    if (one_in(3)) return;
+    const int right = one_in(3);
+    for (int64_t i = 1; right && i < count; i++) {  // blocks that nobody writes to may be shared
+        const int64_t *span = spans + 3 * i, *other = span - 3, least = other[1] < span[1] ? other[1] : span[1];
+        for (int64_t block = 0; block < least / BLOCK && block < below(16); block++)
+            tables[span[0] * most + block] = tables[other[0] * most + block];
+    }
+    if (right) return;
     if (one_in(2)) make_wrong(c, SIZES);
     else {  // a wrong number; the engine ensures that all blocks exist and no two slots share a writable one
         const int64_t number = odd_number(), beyond = number < 0 ? number : number / 2 + blocks;

@@ -111,6 +111,29 @@ def test_rollbacks_and_shared_blocks_change_nothing(layer: Layer, dtype: str) ->
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["groups", "window over splits", "size 256"])
+def test_requests_that_share_blocks_get_the_bits_of_their_own(name: str, dtype: str) -> None:
+    """They share one split, two, or more with another one than the first, or none."""
+    layer, length = SHAPES[name], 768
+    attention = Attention(layer)
+    texts, sharing = [Tokens.random(layer, length)], ((0, 9), (0, 4), (1, 11), (0, 0), (3, 8))
+    cache = Cache(layer, dtype, slots=1 + len(sharing))
+    attention.step(cache, (0, 0, texts[0].part(0, 760)))
+    for slot, (other, blocks) in enumerate(sharing, start=1):
+        start = 64 * blocks
+        own = Tokens.random(layer, length, seed=slot)
+        parts = zip(texts[other].part(0, start), own.part(start, length), strict=True)
+        texts.append(Tokens(*map(np.concatenate, parts)))
+        cache.tables[slot, :blocks] = cache.tables[other, :blocks]
+        attention.step(cache, (slot, start, texts[slot].part(start, 760)))
+    spans = [(slot, 760, text.part(760, 761 + slot)) for slot, text in enumerate(texts)]
+    found = attention.step(cache, *spans)
+    alone = [attention.whole(Cache(layer, dtype), 0, text)[760:] for text in texts]
+    parts = [out[: 1 + slot] for slot, out in enumerate(alone)]
+    assert np.array_equal(found, np.concatenate(parts))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_blocks_before_the_window_may_be_missing(dtype: str) -> None:
     layer = SHAPES["window over blocks"]
     attention, tokens = made(layer)

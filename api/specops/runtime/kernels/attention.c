@@ -22,56 +22,93 @@ typedef struct {
     int64_t step;      // number of splits of a piece
     int64_t pieces;    // of each span's head; the last one has the span's own tokens
     int64_t room;      // floats of the results of a span's head, if there are several pieces
-    atomic_int *done;  // [spans][kv_heads], number of computed pieces
+    atomic_int *done;  // [kv_heads], number of computed pieces
     float *results;    // [spans][kv_heads][room]
+    int64_t tiles;     // of long spans
+    // Of each span, how many splits another one computes for both, as they have the same blocks, and which.
+    int64_t common[MAX_SLOTS], leader[MAX_SLOTS];
 } Job;
 
 static int is_long(const Pass *pass, const Span *span) { return rows_of(pass, span) > FEW_ROWS; }
 
+// Of a long span.
 static int64_t tiles_of(const Pass *pass, const Span *span) {
     const int64_t rows = tile_rows(&pass->layer);
-    return (rows_of(pass, span) + rows - 1) / rows;
+    return is_long(pass, span) ? (rows_of(pass, span) + rows - 1) / rows : 0;
 }
 
-static void compute_tile(const Job *job, const Span *span, int64_t head, int64_t tile,
-                         const Splits *some) {
-    const int64_t most = tile_rows(&job->pass->layer), first = tile * most;
-    const int64_t left = rows_of(job->pass, span) - first;
-    job->kernel->attend(job->pass, span, head, first, left < most ? left : most, some);
+// Computes the tiles of some spans' rows from number `first` up to below `end`.
+static void compute(const Job *job, const Span *const *spans, int64_t head, int64_t first, int64_t end,
+                    const Splits *some) {
+    for (int64_t most = tile_rows(&job->pass->layer); first < end; first += most)
+        job->kernel->attend(job->pass, spans, head, first, end - first < most ? end - first : most, some);
 }
 
-static Splits all_splits(const Pass *pass, const Span *span) {
-    const int64_t window = pass->layer.window, end = (span->start + span->tokens - 1) / SPLIT + 1;
-    const int64_t from = window && window <= span->start ? (span->start + 1 - window) / SPLIT : 0;
-    return (Splits){from, end, from, NULL};
+static Splits all_splits(const Job *job, const Span *span) {
+    const int64_t end = (span->start + span->tokens - 1) / SPLIT + 1;
+    return (Splits){first_seen(job->pass, span) / SPLIT, end, job->room, job->results};
 }
 
 // The splits of a piece, none where a span has fewer than others.
 static Splits splits_of(const Job *job, const Span *span, int64_t piece) {
-    Splits some = all_splits(job->pass, span);
-    const int64_t own = span->start / SPLIT, first = some.from + piece * job->step;
+    Splits some = all_splits(job, span);
+    const int64_t own = span->start / SPLIT, first = some.first + piece * job->step;
     if (piece == job->pieces - 1) some.first = own;
     else some.first = first, some.end = first + job->step < own ? first + job->step : own;
     return some;
 }
 
-// All spans' pieces with the same place come one after another: spans that share blocks read them from the
-// processor's cache.
+// Finds the span before a short one that has the same blocks in most splits before both spans' own tokens.
+// Windows are short, so their layers do without.
+static void find_leader(Job *job, int64_t nth) {
+    const Pass *pass = job->pass;
+    const Span *span = pass->spans + nth, *other = pass->spans;
+    for (; !pass->layer.window && other < span && job->common[nth] < span->start / SPLIT; other++) {
+        const int64_t start = span->start < other->start ? span->start : other->start;
+        int64_t block = 0;
+        while (block < start / BLOCK && table_of(pass, span)[block] == table_of(pass, other)[block]) block++;
+        if (block / BLOCKS <= job->common[nth] || is_long(pass, other)) continue;
+        job->common[nth] = block / BLOCKS, job->leader[nth] = other - pass->spans;
+    }
+}
+
+// Computes some splits of a span, but for those that others compute, with those of the spans that it leads.
+static void lead(const Job *job, int64_t leader, int64_t head, Splits some) {
+    const Pass *pass = job->pass;
+    const int64_t end = some.end;
+    if (some.first < job->common[leader]) some.first = job->common[leader];
+    for (; some.first < end; some.first = some.end) {
+        const Span *spans[MAX_SLOTS];
+        int64_t count = 0, rows = 0;
+        some.end = end;
+        for (int64_t nth = leader; nth < pass->count; nth++) {
+            int64_t root = nth;
+            while (job->common[root] > some.first) root = job->leader[root];
+            if (root != leader) continue;
+            spans[count++] = pass->spans + nth, rows += rows_of(pass, pass->spans + nth);
+            if (nth > leader && job->common[nth] < some.end) some.end = job->common[nth];
+        }
+        compute(job, spans, head, 0, rows, &some);
+    }
+}
+
+// All spans' pieces with the same place come one after another.
 static void begin(void *argument, size_t index) {
     const Job *job = argument;
     const Pass *pass = job->pass;
     const int64_t nth = (int64_t)index % pass->count, place = (int64_t)index / pass->count;
     const int64_t head = place % pass->layer.kv_heads, piece = place / pass->layer.kv_heads;
-    const int64_t number = nth * pass->layer.kv_heads + head;
     const Span *span = pass->spans + nth;
     if (piece == job->pieces - 1 && pass->key) job->kernel->write(pass, span, head);
-    if (is_long(pass, span)) return;
-    Splits all = all_splits(pass, span), some = splits_of(job, span, piece);
-    if (job->results) all.memory = some.memory = job->results + number * job->room;
-    for (int64_t tile = 0; some.first < some.end && tile < tiles_of(pass, span); tile++)
-        compute_tile(job, span, head, tile, job->pieces > 1 ? &some : NULL);
-    if (job->pieces > 1 && atomic_fetch_add(job->done + number, 1) == job->pieces - 1)
-        job->kernel->merge(pass, span, head, &all);
+    if (!is_long(pass, span)) {
+        if (job->pieces > 1) lead(job, nth, head, splits_of(job, span, piece));
+        else compute(job, &span, head, 0, rows_of(pass, span), NULL);
+    }
+    if (job->pieces == 1 || atomic_fetch_add(job->done + head, 1) < job->pieces * pass->count - 1) return;
+    for (span = pass->spans; span < pass->spans + pass->count; span++) {
+        const Splits all = all_splits(job, span);
+        if (!is_long(pass, span)) job->kernel->merge(pass, span, head, &all);
+    }
 }
 
 // Piece (span, tile, head) of the long spans; tiles with the longest past come first.
@@ -81,12 +118,13 @@ static void finish(void *argument, size_t index) {
     const int64_t head = (int64_t)index % pass->layer.kv_heads;
     int64_t left = (int64_t)index / pass->layer.kv_heads;
     for (const Span *span = pass->spans; span < pass->spans + pass->count; span++) {
-        const int64_t tiles = is_long(pass, span) ? tiles_of(pass, span) : 0;
-        if (left < tiles) {
-            compute_tile(job, span, head, tiles - 1 - left, NULL);
+        const int64_t rows = rows_of(pass, span), most = tile_rows(&pass->layer);
+        left -= tiles_of(pass, span);
+        const int64_t first = (-1 - left) * most, end = first + most < rows ? first + most : rows;
+        if (left < 0) {
+            compute(job, &span, head, first, end, NULL);
             return;
         }
-        left -= tiles;
     }
 }
 
@@ -99,59 +137,60 @@ static int is_little(const Pass *pass) {
     return work * (double)(2 * pass->layer.heads * pass->layer.size) < (double)FEW_PRODUCTS;
 }
 
-// Decides how many pieces there are; one for a span's head where threads share heads evenly or there is
-// little to do.
-static Job cut(const AttentionKernel *kernel, const Pass *pass) {
-    Job job = {.kernel = kernel, .pass = pass, .pieces = 1};
+// Decides how many pieces there are; one for a span's head where no spans share blocks and threads share heads
+// evenly, or there is little to do.
+static void cut(Job *job) {
+    const Pass *pass = job->pass;
     const int64_t heads = pass->layer.kv_heads;
-    int64_t splits = 0, longest = 0;
-    for (const Span *span = pass->spans; span < pass->spans + pass->count; span++) {
+    int64_t splits = 0, longest = 0, common = 0;
+    job->pieces = 1;
+    for (int64_t nth = 0; nth < pass->count; nth++) {
+        const Span *span = pass->spans + nth;
+        job->common[nth] = 0, job->tiles += tiles_of(pass, span);
         if (is_long(pass, span)) continue;
-        const Splits all = all_splits(pass, span);
-        const int64_t before = span->start / SPLIT - all.from;
-        const int64_t floats = (all.end - all.from) * result_floats(pass, span);
-        splits += before + 1;
+        find_leader(job, nth);
+        const Splits all = all_splits(job, span);
+        const int64_t before = span->start / SPLIT - all.first;
+        const int64_t floats = (all.end - all.first) * result_floats(pass, span);
+        splits += before + 1 - job->common[nth], common += job->common[nth];
         longest = before > longest ? before : longest;
-        job.room = floats > job.room ? floats : job.room;
+        job->room = floats > job->room ? floats : job->room;
     }
-    job.step = splits * heads / (PARTS_OF_SHARE * sharing);
-    if (heads % sharing == 0 || longest < job.step || is_little(pass)) return job;
-    if (job.room > MAX_RESULTS / (pass->count * heads)) return job;
-    job.step += !job.step;
-    job.pieces = 1 + (longest + job.step - 1) / job.step;
-    return job;
+    job->step = splits * heads / (PARTS_OF_SHARE * sharing);
+    if (is_little(pass) || job->room > MAX_RESULTS / (pass->count * heads)) return;
+    if (!common && (heads % sharing == 0 || longest < job->step)) return;
+    job->step += !job->step;
+    job->pieces = 1 + (longest + job->step - 1) / job->step;
 }
 
 // Positions that a piece of one token's head reads; 0: there is no such piece. For tests.
-int64_t specops_piece_positions(int64_t heads, int64_t kv_heads, int64_t size, int64_t start,
-                                int64_t piece) {
+int64_t specops_piece_positions(int64_t heads, int64_t kv_heads, int64_t size, int64_t start, int64_t piece) {
     const Span span = {.start = start, .tokens = 1};
     const Pass pass = {
         .layer = {.heads = heads, .kv_heads = kv_heads, .size = size}, .spans = &span, .count = 1};
-    const Job job = cut(NULL, &pass);
+    Job job = {.pass = &pass};
+    cut(&job);
     if (piece >= job.pieces) return 0;
-    const Splits some = job.pieces > 1 ? splits_of(&job, &span, piece) : all_splits(&pass, &span);
+    const Splits some = job.pieces > 1 ? splits_of(&job, &span, piece) : all_splits(&job, &span);
     const int64_t end = some.end * SPLIT;
     return (end < start + 1 ? end : start + 1) - some.first * SPLIT;
 }
 
 void attend(const AttentionKernel *kernel, const Pass *pass, Threads threads) {
     if (!pass->count) return;
-    Job job = cut(kernel, pass);
+    Job job = {.kernel = kernel, .pass = pass};
+    cut(&job);
     const int64_t heads = pass->layer.kv_heads, counts = pass->count * heads;
     if (job.pieces > 1) {
-        const size_t floats = (size_t)(counts * job.room), numbers = (size_t)padded_size(counts);
+        const size_t floats = (size_t)(counts * job.room), numbers = (size_t)padded_size(heads);
         job.results = aligned_alloc(64, floats * sizeof(float) + numbers * sizeof(atomic_int));
         if (job.results) {
             job.done = (atomic_int *)(job.results + floats);
             memset(job.done, 0, numbers * sizeof(atomic_int));
         } else job.pieces = 1;  // there is no memory
     }
-    int64_t tiles = 0;
-    for (const Span *span = pass->spans; span < pass->spans + pass->count; span++)
-        if (is_long(pass, span)) tiles += tiles_of(pass, span);
     if (is_little(pass)) threads.run = run_in_turn;
     threads.run(threads.context, begin, (size_t)(counts * job.pieces), &job);
-    if (tiles) threads.run(threads.context, finish, (size_t)(tiles * heads), &job);
+    if (job.tiles) threads.run(threads.context, finish, (size_t)(job.tiles * heads), &job);
     free(job.results);
 }

@@ -1,12 +1,11 @@
 // Attention of a flat batch of tokens over a paged cache of keys and values.
 //
-// A pass consists of spans: tokens of one slot in consecutive positions. The kernel rotates each span's
-// keys, writes keys and values into the cache's blocks, and then each token attends to all positions of
-// its slot up to its own. A slot's positions are split at fixed ones, the multiples of SPLIT. In each
-// split softmax is computed online over blocks of 64 positions, in order from the first that the token
-// sees; then the splits' results are merged in their order. So threads may share the splits, and a token's
-// result depends neither on other tokens of the pass, nor on the chunks of a prompt, nor on the number of
-// threads.
+// A pass consists of spans: tokens of one slot in consecutive positions. The kernel rotates each span's keys,
+// writes keys and values into the cache's blocks, and then each token attends to all positions of its slot up
+// to its own. A slot's positions are split at fixed ones, the multiples of SPLIT. In each split softmax is
+// computed online over blocks of 64 positions, in order from the first that the token sees; then the splits'
+// results are merged in their order. So threads may share the splits, spans that have the same blocks read
+// them together, and a token's result depends on none of that, nor on the chunks of a prompt.
 // Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018); Kwon et al.,
 // "Efficient Memory Management for LLM Serving with PagedAttention" (2023); Dao et al., "Flash-Decoding
 // for long-context inference" (2023).
@@ -32,7 +31,7 @@
 #include "spans.h"
 #include "threads.h"
 
-enum { BLOCK = 64, SPLIT = 4 * BLOCK, MAX_SIZE = 512, MAX_HEADS = 1024, MAX_LAYERS = 1024 };
+enum { BLOCK = 64, BLOCKS = 4, SPLIT = BLOCKS * BLOCK, MAX_SIZE = 512, MAX_HEADS = 1024, MAX_LAYERS = 1024 };
 enum { KV_FLOAT32, KV_FLOAT16, KV_INT8, TYPES };
 
 // A layer of the model.
@@ -74,10 +73,10 @@ typedef struct {
     float *sums, *most;
 } Results;
 
-// Some splits of a span, `first` up to below `end`, and the memory for the results of all of its splits, from
-// the one with number `from` on: [splits] of the span's rows.
+// Some splits, `first` up to below `end`, and the memory for the results of all splits: `room` floats for each
+// span's head, [spans][kv_heads][splits] of the span's rows.
 typedef struct {
-    int64_t first, end, from;
+    int64_t first, end, room;
     float *memory;
 } Splits;
 
@@ -85,9 +84,10 @@ typedef struct {
 typedef struct {
     // Writes the keys and values of a span's tokens for a head of the cache.
     void (*write)(const Pass *pass, const Span *span, int64_t head);
-    // Computes `count` rows from `first` on, at most `tile_rows`. A row is a token of the span and one
-    // of the query's heads that share the cache's `head`. NULL: over all splits.
-    void (*attend)(const Pass *pass, const Span *span, int64_t head, int64_t first, int64_t count,
+    // Computes `count` rows from `first` on, at most `tile_rows`, of spans that have the same blocks in some
+    // splits. A row is a token of a span and one of the query's heads that share the cache's `head`.
+    // NULL: over all splits of a single span.
+    void (*attend)(const Pass *pass, const Span *const *spans, int64_t head, int64_t first, int64_t count,
                    const Splits *some);
     // Merges the results of all splits of a span's head and writes its output.
     void (*merge)(const Pass *pass, const Span *span, int64_t head, const Splits *all);
@@ -134,10 +134,20 @@ static inline int64_t part_bytes(int64_t size, int type) {
     return key_bytes(size, type) + value_bytes(size, type) + scales;
 }
 
+static inline const int64_t *table_of(const Pass *pass, const Span *span) {
+    return pass->block_tables + span->slot * pass->max_blocks;
+}
+
+// The first position that a span's first token sees.
+static inline int64_t first_seen(const Pass *pass, const Span *span) {
+    const int64_t window = pass->layer.window;
+    return window && window <= span->start ? span->start + 1 - window : 0;
+}
+
 // The address of a head's keys for the 64 positions from 64 * `block` on.
 static inline char *part_of(const Pass *pass, const Span *span, int64_t head, int64_t block) {
     const Layer *layer = &pass->layer;
-    const int64_t number = pass->block_tables[span->slot * pass->max_blocks + block];
+    const int64_t number = table_of(pass, span)[block];
     return pass->cache + number * layer->block[pass->type] + head * part_bytes(layer->size, pass->type);
 }
 

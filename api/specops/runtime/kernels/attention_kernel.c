@@ -97,17 +97,22 @@ static void transform(float *head, int64_t size) {
     }
 }
 
-// What a head of smaller or larger numbers is multiplied by for codes of 8 bits; `*scale` is what codes are
-// multiplied by: NaN if a number is infinite or NaN, always the same one.
+// What numbers up to the largest of `most` are multiplied by for codes up to `codes`; `*scale` is what codes are
+// multiplied by: NaN if `not_finite` is not 0, always the same one.
+INLINE float factor_of(Floats most, Floats not_finite, float codes, float *scale) {
+    const float highest = largest(most) + total(not_finite);
+    *scale = highest > TINY ? highest / codes : highest != highest ? NAN : 0.0f;
+    return highest > TINY ? codes / highest : 0.0f;
+}
+
+// The same of a head, for codes of 8 bits.
 static float code_factor(const float *head, int64_t padded, float *scale) {
     Floats most = {0}, not_finite = {0};
     for (int64_t i = 0; i < padded; i += LANES) {
         most = larger(magnitude(load(head + i)), most);
         not_finite += load(head + i) * 0.0f;
     }
-    const float highest = largest(most) + total(not_finite);
-    *scale = highest > TINY ? highest / 127.0f : highest != highest ? NAN : 0.0f;
-    return highest > TINY ? 127.0f / highest : 0.0f;
+    return factor_of(most, not_finite, 127.0f, scale);
 }
 
 // Rounds a head to codes of 8 bits, raised; returns their scale.
@@ -187,6 +192,8 @@ typedef struct {
 // The state of a tile's rows from one block of a split to the next.
 typedef struct {
     int64_t rows, padded;
+    const Span *spans[MAX_ROWS];
+    int64_t numbers[MAX_ROWS];            // among the rows of the span
     int64_t stride;                       // floats from a row of results to the next
     int64_t prefetched;  // bytes of the cache to prefetch for each multiplied vector
     _Alignas(64) float queries[MAX_FLOATS];
@@ -310,8 +317,7 @@ static const void *expand(const void *elements, int64_t first, int64_t last, flo
     return to;
 }
 
-static void see_block(const Pass *pass, Rows *rows, const char *keys, const char *next,
-                      int64_t base) {
+static void see_block(const Pass *pass, Rows *rows, const char *keys, const char *next, int64_t base) {
     const int64_t size = pass->layer.size, padded = rows->padded;
     int64_t top = 0, bottom = rows->rows, least, most;
     while (rows->to[top] <= base) top++;
@@ -383,10 +389,10 @@ static float relative_scales(const float *scales, int64_t first, int64_t last, i
         not_finite += seen * 0.0f;
         store(to + i, seen);
     }
-    const float highest = largest(most) + total(not_finite), codes = (1 << WEIGHT_BITS) - 1;
-    const float factor = highest > TINY ? codes / highest : 0.0f;
+    float scale;
+    const float factor = factor_of(most, not_finite, (1 << WEIGHT_BITS) - 1, &scale);
     for (int64_t i = low; i < high; i += LANES) store(to + i, load(to + i) * factor);
-    return highest > TINY ? highest / codes : highest * 0.0f;
+    return scale;
 }
 
 // 2^x for x <= 0, exact for 0; 2^-125 below -125. Its error of 1e-4 is less than rounding makes.
@@ -514,10 +520,12 @@ static void see_codes(const Pass *pass, const Span *span, int64_t head, Rows *ro
 }
 
 // The results of a span's rows from `first` on over split number `split`.
-INLINE Results results_of(const Pass *pass, const Span *span, const Splits *all, int64_t split,
-                          int64_t first) {
+INLINE Results results_of(const Pass *pass, const Span *span, int64_t head, const Splits *all,
+                          int64_t split, int64_t first) {
     const int64_t rows = rows_of(pass, span), stride = result_stride(padded_size(pass->layer.size));
-    float *memory = all->memory + (split - all->from) * result_floats(pass, span);
+    const int64_t number = (span - pass->spans) * pass->layer.kv_heads + head;
+    float *memory = all->memory + number * all->room;
+    memory += (split - first_seen(pass, span) / SPLIT) * result_floats(pass, span);
     return (Results){memory + first * stride, memory + rows * stride + first};
 }
 
@@ -554,13 +562,13 @@ static void write_rows(const Pass *pass, const Span *span, int64_t head, int64_t
 
 static void merge_splits(const Pass *pass, const Span *span, int64_t head, const Splits *all) {
     const int64_t rows = rows_of(pass, span), stride = result_stride(padded_size(pass->layer.size));
-    const Results into = results_of(pass, span, all, all->from, 0);
-    for (int64_t split = all->from + 1; split < all->end; split++)
-        merge_results(into, results_of(pass, span, all, split, 0), rows, stride);
+    const Results into = results_of(pass, span, head, all, all->first, 0);
+    for (int64_t split = all->first + 1; split < all->end; split++)
+        merge_results(into, results_of(pass, span, head, all, split, 0), rows, stride);
     write_rows(pass, span, head, 0, rows, into);
 }
 
-static void prepare_rows(const Pass *pass, const Span *span, int64_t head, int64_t first,
+static void prepare_rows(const Pass *pass, const Span *const *spans, int64_t head, int64_t first,
                          int64_t count, Rows *rows) {
     const Layer *layer = &pass->layer;
     const int64_t group = layer->heads / layer->kv_heads, size = layer->size;
@@ -571,8 +579,11 @@ static void prepare_rows(const Pass *pass, const Span *span, int64_t head, int64
     const float scale = layer->scale / (pass->type == KV_INT8 ? (float)transformed(size) : 1.0f);
     Turn turn;
     turn.position = -1;
-    for (int64_t row = 0; row < count; row++) {
-        const int64_t token = (first + row) / group, number = head * group + (first + row) % group;
+    for (int64_t row = 0; row < count; row++, first++) {
+        while (first >= rows_of(pass, *spans)) first -= rows_of(pass, *spans++);
+        const Span *span = rows->spans[row] = *spans;
+        const int64_t token = first / group, number = head * group + first % group;
+        rows->numbers[row] = first;
         float *query = rows->queries + row * rows->padded;
         prepare(pass, pass->query + (span->first + token) * pass->query_stride + number * size,
                 pass->query_norm, span->start + token, &turn, query);
@@ -604,17 +615,22 @@ static void see_split(const Pass *pass, const Span *span, int64_t head, Rows *ro
     }
 }
 
-static void attend_rows(const Pass *pass, const Span *span, int64_t head, int64_t first,
+static void attend_rows(const Pass *pass, const Span *const *spans, int64_t head, int64_t first,
                         int64_t count, const Splits *some) {
     Rows rows;
-    prepare_rows(pass, span, head, first, count, &rows);
-    if (some) {
-        for (int64_t split = some->first; split < some->end; split++)
-            see_split(pass, span, head, &rows, split, results_of(pass, span, some, split, first));
-        return;
-    }
+    prepare_rows(pass, spans, head, first, count, &rows);
     _Alignas(64) float sums[2][MAX_FLOATS + MAX_ROWS * LANES], most[2][MAX_ROWS];
     const Results all = {sums[0], most[0]}, next = {sums[1], most[1]};
+    const Span *span = rows.spans[count - 1];
+    for (int64_t split = some ? some->first : 0; some && split < some->end; split++) {
+        see_split(pass, span, head, &rows, split, all);
+        for (int64_t row = 0; row < count; row++) {  // each span keeps the results of its rows
+            const Results kept = results_of(pass, rows.spans[row], head, some, split, rows.numbers[row]);
+            memcpy(kept.sums, all.sums + row * rows.stride, (size_t)rows.stride * sizeof(float));
+            *kept.most = all.most[row];
+        }
+    }
+    if (some) return;
     int64_t split = rows.from[0] / SPLIT;
     see_split(pass, span, head, &rows, split, all);
     while (++split * SPLIT < rows.to[count - 1]) {

@@ -71,9 +71,7 @@ static const char *check_layer(const Layer *layer, int64_t interleaved) {
     if (!isfinite(layer->scale)) return "Attention: scale is not finite";
     if (!(layer->softcap >= 0) || isinf(layer->softcap))
         return "Attention: softcap is below 0 or not finite";
-    if (!(layer->epsilon >= 0) || isinf(layer->epsilon))
-        return "Attention: epsilon is below 0 or not finite";
-    return NULL;
+    return check_epsilon(layer->epsilon);
 }
 
 OrtStatus *create_attention(const OrtCustomOp *op, const OrtApi *given, const OrtKernelInfo *info,
@@ -194,13 +192,9 @@ static const char *read_cache(const Arguments *arguments, Pass *pass, int64_t *b
 
 // Checks the blocks that a span writes or reads; blocks before its window may be missing.
 static const char *check_blocks(const Pass *pass, const Span *span, int64_t blocks) {
-    const int64_t *table = pass->block_tables + span->slot * pass->max_blocks;
-    const int64_t window = pass->layer.window;
-    const int64_t first = window && window <= span->start ? span->start + 1 - window : 0;
-    const int64_t last = (span->start + span->tokens - 1) / BLOCK;
-    for (int64_t block = first / BLOCK; block <= last; block++)
-        if (table[block] < 0 || table[block] >= blocks)
-            return "Attention: a block is not in the cache";
+    const int64_t *table = table_of(pass, span), last = (span->start + span->tokens - 1) / BLOCK;
+    for (int64_t block = first_seen(pass, span) / BLOCK; block <= last; block++)
+        if (table[block] < 0 || table[block] >= blocks) return "Attention: a block is not in the cache";
     return NULL;
 }
 
@@ -233,11 +227,7 @@ OrtStatus *compute_attention(void *kernel, OrtKernelContext *context) {
     if (!wrong) wrong = read_tables(&arguments);
     if (!wrong) wrong = read_places(&arguments);
     if (wrong) return failure(wrong);
-    Tensor *query = arguments.inputs + QUERY;
-    query->dimensions[query->count - 1] = self->layer.heads * self->layer.size;
-    OrtValue *output;
-    status = api->KernelContext_GetOutput(context, 0, query->dimensions, query->count, &output);
-    if (!status) status = api->GetTensorMutableData(output, (void **)&pass->out);
+    status = output_of(context, 0, arguments.inputs + QUERY, pass->layer.heads * pass->layer.size, &pass->out);
     if (status) return status;
     Call call = {context, NULL};
     attend(self->kernel, pass, threads_of(&call));

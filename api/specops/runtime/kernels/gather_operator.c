@@ -38,8 +38,7 @@ static const char *check_table(Kernel *self, int64_t type) {
     return self->depth % self->form.super ? "QuantizedGather: the type's blocks do not divide K" : NULL;
 }
 
-OrtStatus *create_gather(const OrtCustomOp *op, const OrtApi *given, const OrtKernelInfo *info,
-                         void **out) {
+OrtStatus *create_gather(const OrtCustomOp *op, const OrtApi *given, const OrtKernelInfo *info, void **out) {
     (void)op, (void)given;
     Kernel self;
     const AttributeTo attributes[] = {{"N", &self.columns, NULL}, {"K", &self.depth, NULL},

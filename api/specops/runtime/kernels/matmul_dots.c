@@ -147,8 +147,7 @@ INLINE void two_rows(Sums *one, Sums *other, Numbers n, const int8_t *codes, int
     const uint8x16_t last = vreinterpretq_u8_u32(vzip2q_u32(b, a));
     const int32x2_t x = vreinterpret_s32_s8(vld1_s8(codes));
     const int32x2_t behind = vreinterpret_s32_s8(vld1_s8(codes + next));
-    const int8x16_t rows = vreinterpretq_s8_s32(
-        vcombine_s32(vzip1_s32(x, behind), vzip2_s32(x, behind)));
+    const int8x16_t rows = vreinterpretq_s8_s32(vcombine_s32(vzip1_s32(x, behind), vzip2_s32(x, behind)));
     *one = vusmmlaq_s32(*one, first, rows);
     *other = vusmmlaq_s32(*other, last, rows);
 }

@@ -32,8 +32,7 @@ static const char *check_input(const Kernel *self) {
     return check_epsilon(self->epsilon);
 }
 
-OrtStatus *create_matmul(const OrtCustomOp *op, const OrtApi *given, const OrtKernelInfo *info,
-                         void **out) {
+OrtStatus *create_matmul(const OrtCustomOp *op, const OrtApi *given, const OrtKernelInfo *info, void **out) {
     (void)op, (void)given;
     int64_t depth, block, columns[MAX_SEGMENTS], types[MAX_SEGMENTS], count, as_many;
     Kernel self = {.kernel = choose_processor()->matmul};

@@ -21,8 +21,7 @@ typedef struct {
     float epsilon;
 } Kernel;
 
-OrtStatus *create_norm(const OrtCustomOp *op, const OrtApi *given, const OrtKernelInfo *info,
-                       void **out) {
+OrtStatus *create_norm(const OrtCustomOp *op, const OrtApi *given, const OrtKernelInfo *info, void **out) {
     (void)op, (void)given;
     Kernel self = {.kernel = choose_processor()->matmul};
     const AttributeTo attributes[] = {{"input", &self.input, NULL}, {"epsilon", NULL, &self.epsilon}};

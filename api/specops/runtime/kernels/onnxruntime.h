@@ -82,8 +82,7 @@ struct OrtCustomOp {
     int (*GetVariadicInputHomogeneity)(const OrtCustomOp *);
     int (*GetVariadicOutputMinArity)(const OrtCustomOp *);
     int (*GetVariadicOutputHomogeneity)(const OrtCustomOp *);
-    OrtStatus *(*CreateKernelV2)(const OrtCustomOp *, const OrtApi *, const OrtKernelInfo *,
-                                 void **kernel);
+    OrtStatus *(*CreateKernelV2)(const OrtCustomOp *, const OrtApi *, const OrtKernelInfo *, void **kernel);
     OrtStatus *(*KernelComputeV2)(void *kernel, OrtKernelContext *);
     OrtStatus *(*InferOutputShape)(const OrtCustomOp *, void *);
     int (*GetStartVersion)(const OrtCustomOp *);

@@ -65,8 +65,7 @@ int64_t rows_of_tensor(const Tensor *tensor) {
     return (int64_t)rows;
 }
 
-OrtStatus *output_of(OrtKernelContext *context, size_t index, const Tensor *x, int64_t last,
-                     float **out) {
+OrtStatus *output_of(OrtKernelContext *context, size_t index, const Tensor *x, int64_t last, float **out) {
     Tensor shape = *x;
     shape.dimensions[shape.count - 1] = last;
     OrtValue *value;
@@ -76,8 +75,7 @@ OrtStatus *output_of(OrtKernelContext *context, size_t index, const Tensor *x, i
     return status;
 }
 
-const char *check_norm(const Tensor *x, const Tensor *weight, const Tensor *residual,
-                       const Tensor *shift) {
+const char *check_norm(const Tensor *x, const Tensor *weight, const Tensor *residual, const Tensor *shift) {
     const int64_t size = x->dimensions[x->count - 1];
     if (!has_shape(weight, 1, size, size))
         return "a norm is missing or has another size than the last dimension of its input";
@@ -152,25 +150,14 @@ static int on_cpu(const OrtCustomOp *op, size_t i) { return (void)op, (void)i, 0
 static int first_version(const OrtCustomOp *op) { return (void)op, 1; }
 static int last_version(const OrtCustomOp *op) { return (void)op, INT32_MAX; }
 
-#define TABLE(CREATE, COMPUTE)                                                            \
-    {.version = ORT_VERSION,                                                              \
-     .GetName = name,                                                                     \
-     .GetExecutionProviderType = provider,                                                \
-     .GetInputType = input,                                                               \
-     .GetInputTypeCount = inputs,                                                         \
-     .GetOutputType = output,                                                             \
-     .GetOutputTypeCount = outputs,                                                       \
-     .KernelDestroy = free,                                                               \
-     .GetInputCharacteristic = optional,                                                  \
-     .GetOutputCharacteristic = spare,                                                    \
-     .GetInputMemoryType = on_cpu,                                                        \
-     .CreateKernelV2 = CREATE,                                                            \
-     .KernelComputeV2 = COMPUTE,                                                          \
-     .GetStartVersion = first_version,                                                    \
-     .GetEndVersion = last_version}
+#define TABLE(CREATE, COMPUTE)                                                                \
+    {.version = ORT_VERSION, .GetName = name, .GetExecutionProviderType = provider,           \
+     .GetInputType = input, .GetInputTypeCount = inputs, .GetOutputType = output,             \
+     .GetOutputTypeCount = outputs, .KernelDestroy = free, .GetInputCharacteristic = optional, \
+     .GetOutputCharacteristic = spare, .GetInputMemoryType = on_cpu, .CreateKernelV2 = CREATE, \
+     .KernelComputeV2 = COMPUTE, .GetStartVersion = first_version, .GetEndVersion = last_version}
 
-const Operator MATMUL_OPERATOR = {TABLE(create_matmul, compute_matmul), "QuantizedMatMul", "fbFFFF",
-                                  "fFF"};
+const Operator MATMUL_OPERATOR = {TABLE(create_matmul, compute_matmul), "QuantizedMatMul", "fbFFFF", "fFF"};
 const Operator GATHER_OPERATOR = {TABLE(create_gather, compute_gather), "QuantizedGather", "ib", "f"};
 const Operator NORM_OPERATOR = {TABLE(create_norm, compute_norm), "Norm", "ffFF", "fF"};
 const Operator ATTENTION_OPERATOR = {TABLE(create_attention, compute_attention), "Attention",

@@ -33,8 +33,7 @@ typedef struct {
 OrtStatus *read_attributes(const OrtKernelInfo *info, const AttributeTo *attributes, size_t count);
 
 // A list of whole numbers, into `out` if they are at most `most`; `count` gets how many there are.
-OrtStatus *read_list(const OrtKernelInfo *info, const char *name, int64_t most, int64_t *out,
-                     int64_t *count);
+OrtStatus *read_list(const OrtKernelInfo *info, const char *name, int64_t most, int64_t *out, int64_t *count);
 
 // Copies what a kernel keeps of its node, `size` bytes, for ONNX Runtime to hold.
 OrtStatus *keep(const void *state, size_t size, void **out);
@@ -48,13 +47,11 @@ static inline int has_shape(const Tensor *tensor, size_t count, int64_t first, i
 }
 
 // An output with the dimensions of `x`, but another last one; NULL if the graph does not use it.
-OrtStatus *output_of(OrtKernelContext *context, size_t index, const Tensor *x, int64_t last,
-                     float **out);
+OrtStatus *output_of(OrtKernelContext *context, size_t index, const Tensor *x, int64_t last, float **out);
 
 // What is wrong with a norm of the last dimension of `x`; NULL: nothing. `residual` and `shift` may be
 // missing.
-const char *check_norm(const Tensor *x, const Tensor *weight, const Tensor *residual,
-                       const Tensor *shift);
+const char *check_norm(const Tensor *x, const Tensor *weight, const Tensor *residual, const Tensor *shift);
 const char *check_epsilon(float epsilon);
 
 // The spans that are not empty: int64 [S, 3], one for a slot at most, of `tokens` tokens in all, into `out`

@@ -43,9 +43,8 @@ INLINE Floats times(const float *x, Floats values) {
 #endif
 }
 
-// `out` and `a` have strides in floats from row to row; b[i] begins at element i * step. Without factors
-// the old `out` does not count. The product prefetches `prefetched` bytes from `ahead` on for each vector of
-// `b`.
+// `out` and `a` have strides in floats from row to row; b[i] begins at element i * step. Without factors the
+// old `out` does not count. The product prefetches `prefetched` bytes from `ahead` on for each vector of `b`.
 typedef struct {
     float *out;
     const float *factors, *a;

@@ -5,8 +5,7 @@
 
 #include <math.h>
 
-int specops_filter(const float *logits, int64_t rows, int64_t count, const Filter *filter,
-                   float *probs) {
+int specops_filter(const float *logits, int64_t rows, int64_t count, const Filter *filter, float *probs) {
     const SamplingKernel *kernel = choose_processor()->sampling;
     int status = 0;
     for (int64_t row = 0; !status && row < rows; row++, logits += count, probs += count)
@@ -15,8 +14,7 @@ int specops_filter(const float *logits, int64_t rows, int64_t count, const Filte
 }
 
 // Each of the rows has a mask of `words` words.
-void specops_mask(float *logits, int64_t rows, int64_t count, const uint32_t *masks,
-                  int64_t words) {
+void specops_mask(float *logits, int64_t rows, int64_t count, const uint32_t *masks, int64_t words) {
     const SamplingKernel *kernel = choose_processor()->sampling;
     for (int64_t row = 0; row < rows; row++, logits += count, masks += words)
         kernel->mask(logits, count, masks);

@@ -32,8 +32,7 @@ typedef struct {
     // Writes the probabilities of [count] logits; 0 for those that the filter drops. Returns 0, -1 if
     // there is no memory, or -2 if a logit is NaN or INFINITY, or all are -INFINITY.
     int (*filter)(const float *logits, int64_t count, const Filter *filter, float *probs);
-    // Sets the logits [count] to -INFINITY whose bits in `mask` are 0; logit i has bit i % 32 of word
-    // i / 32.
+    // Sets the logits [count] to -INFINITY whose bits in `mask` are 0; logit i has bit i % 32 of word i / 32.
     void (*mask)(float *logits, int64_t count, const uint32_t *mask);
     // The first index at which the sum of weights exceeds `uniform` (0 to 1) of the whole sum.
     int64_t (*draw)(const float *weights, int64_t count, double uniform);

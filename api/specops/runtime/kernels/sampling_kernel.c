@@ -163,8 +163,7 @@ static void mask(float *logits, int64_t count, const uint32_t *mask) {
     for (int64_t i = 0; i < count; i += LANES) {
         const uint32_t word = mask[i / 32] >> (i & LANES);
         const Ints kept = (bits & word) != 0;
-        store_some(logits + i, count - i,
-                   choose(kept, some_or(logits + i, count - i, 0), splat(-INFINITY)));
+        store_some(logits + i, count - i, choose(kept, some_or(logits + i, count - i, 0), splat(-INFINITY)));
     }
 }
 
@@ -206,8 +205,7 @@ static inline double logarithm(double x) {
     const double f = m - 1, s = f / (2 + f), z = s * s, w = z * z, half = 0.5 * f * f;
     const double even = w * (3.999999999940941908e-01 +
                              w * (2.222219843214978396e-01 + w * 1.531383769920937332e-01));
-    const double odd = z * (6.666666666666735130e-01 +
-                            w * (2.857142874366239149e-01 +
+    const double odd = z * (6.666666666666735130e-01 + w * (2.857142874366239149e-01 +
                                  w * (1.818357216161805012e-01 + w * 1.479819860511658591e-01)));
     const double n = (double)k;
     return n * 6.93147180369123816490e-01 -
@@ -250,8 +248,7 @@ static double top(const float *logits, int64_t count, int64_t wanted, int64_t *i
     int64_t found = 0;
     for (int64_t i = 0; wanted && i < count; i += LANES) {
         const int64_t left = least(count - i, LANES);
-        if (found == wanted &&
-            !any(some_or(logits + i, left, -INFINITY) > logits[indices[wanted - 1]]))
+        if (found == wanted && !any(some_or(logits + i, left, -INFINITY) > logits[indices[wanted - 1]]))
             continue;
         for (int64_t j = i; j < i + left; j++) {
             if (found == wanted && !(logits[j] > logits[indices[wanted - 1]])) continue;

@@ -16,8 +16,7 @@ typedef struct {
 enum { FEW_PRODUCTS = 200000 };
 
 // A `run` on the calling thread alone.
-static inline void run_in_turn(void *context, void (*work)(void *, size_t), size_t count,
-                               void *argument) {
+static inline void run_in_turn(void *context, void (*work)(void *, size_t), size_t count, void *argument) {
     (void)context;
     for (size_t i = 0; i < count; i++) work(argument, i);
 }

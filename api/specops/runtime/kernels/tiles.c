@@ -29,8 +29,7 @@ static inline uint32_t in_each_byte(uint32_t bits) { return bits * 0x01010101u; 
 // -- the file's codes ------------------------------------------------------------------------------
 
 // Adds to `count` words the bits `mask` of as many words, moved from bit `from` of each byte to bit `to`.
-static inline void take(uint32_t *words, int count, const uint8_t *packed, int from, uint32_t mask,
-                        int to) {
+static inline void take(uint32_t *words, int count, const uint8_t *packed, int from, uint32_t mask, int to) {
     for (int i = 0; i < count; i++)
         words[i] |= (packed_word(packed + 4 * i) >> from & in_each_byte(mask)) << to;
 }
@@ -105,8 +104,7 @@ static inline uint8_t *put_plane(const int bits, const uint32_t *words, int from
     return plane + bits * LINE;
 }
 
-static inline const uint8_t *get_plane(const int bits, const uint8_t *plane, int from,
-                                       uint32_t *words) {
+static inline const uint8_t *get_plane(const int bits, const uint8_t *plane, int from, uint32_t *words) {
     for (int line = 0; line < bits; line++) {
         const uint32_t word = packed_word(plane + line * LINE);
         for (int i = 0; i < 8 / bits; i++)
@@ -195,8 +193,7 @@ static int put_scales(int type, const uint8_t *at, int64_t count, int column, ui
 
 // -- groups of blocks ------------------------------------------------------------------------------
 
-int pack_group(int type, const uint8_t *row, int64_t first, int64_t count, int column,
-               uint8_t *group) {
+int pack_group(int type, const uint8_t *row, int64_t first, int64_t count, int column, uint8_t *group) {
     const Form f = form_of(type);
     const int64_t units = f.super / UNIT;  // of a block
     const uint8_t *at = row + first / units * f.bytes;
@@ -252,8 +249,7 @@ typedef struct {
     int middle;
 } Factors;
 
-static Factors factors_of(const Form f, const uint8_t *header, int64_t count, int64_t block,
-                          int column) {
+static Factors factors_of(const Form f, const uint8_t *header, int64_t count, int64_t block, int column) {
     Factors found = {{0}, {-0.0f, -0.0f}, f.middle};
     const uint8_t *byte = header + 16 * block + column, *wide = byte + 16 * block;
     const float d = of_half(header + 2 * column), less = of_half(header + 32 + 2 * column);
@@ -327,8 +323,7 @@ static int pack(int type, const uint8_t *raw, const Codes *codes, int64_t column
             for (int column = 0; column < TILE && tile + column < columns; column++)
                 if (codes) pack_codes(f, codes, tile + column, first, count, column, tiles);
                 else
-                    finite &= pack_group(type, raw + (tile + column) * width, first, count,
-                                         column, tiles);
+                    finite &= pack_group(type, raw + (tile + column) * width, first, count, column, tiles);
             tiles += bytes;
         }
     return finite;
