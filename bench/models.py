@@ -18,8 +18,7 @@ from typing import Any
 
 from tokenizers import ByteLevelBPETokenizer
 
-from bench.memory.cgroup import Cgroup
-from bench.memory.page_cache import evict
+from bench.memory.cgroup import Cgroup, evict
 from bench.tools.report import progress
 from specops.config import ConfigError, Settings
 from specops.engine.engine import NO_DRAFTER

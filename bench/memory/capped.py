@@ -18,8 +18,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from bench.memory.cgroup import Cgroup, cgroup
-from bench.memory.page_cache import evict
+from bench.memory.cgroup import Cgroup, cgroup, evict
 from bench.models import LLAMA_160M, TINYLLAMA, head_shape, shape
 from bench.serving.load import Ask, Script, figure, follow, metric, once
 from bench.serving.server import ServerError, environment, serving

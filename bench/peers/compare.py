@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.memory.page_cache import evict
+from bench.memory.cgroup import evict
 from bench.models import TINYLLAMA_VOCAB
 from bench.peers.models import INT4, LLAMA_CPP, OPENVINO, OURS, Lineup, lineups
 from bench.peers.protocol import prompt

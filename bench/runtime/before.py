@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.memory.page_cache import evict
+from bench.memory.cgroup import evict
 from bench.models import BenchModel
 from bench.tools.quiet import Case, Turns
 from bench.tools.report import Outcome, Summary, Table, Target, progress, ratios

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.memory.page_cache import evict
+from bench.memory.cgroup import evict
 from bench.models import TINYLLAMA_VOCAB, BenchModel
 from bench.peers import compare
 from bench.peers.compare import THREADS, SideProcess, Sides

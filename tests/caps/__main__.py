@@ -25,8 +25,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from bench.memory.cgroup import Cgroup, cgroup
-from bench.memory.page_cache import evict
+from bench.memory.cgroup import Cgroup, cgroup, evict
 from bench.serving.load import Answer, Ask, Script, figure, follow_all, once
 from bench.serving.server import ServerError, serving
 from bench.tools.repeating import repeating

@@ -6,7 +6,9 @@ gauges over the last minute, for readers of `/metrics` without a Prometheus.
 """
 
 import math
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,6 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.exposition import choose_encoder
 
 from specops.metrics.collectors import NAMESPACE, MachineCollector, PassCosts
-from specops.metrics.last_minute import LastMinute
 from specops.metrics.series import EVERYONE, LOAD_SHAPES, STATES, Series
 from specops.request import (
     SUGGESTION,
@@ -30,6 +31,7 @@ from specops.system.failures import Failures
 
 # A `_created` series for each counter would double the page; no dashboard here reads them.
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+_WINDOW_SECONDS = 60
 
 
 class Metrics(Series):
@@ -58,7 +60,7 @@ class Metrics(Series):
         self.registry = registry or CollectorRegistry()
         super().__init__(self.registry, max_k_draft)
         self.failures = Failures(lambda where: self.callback_failures[where].inc())
-        self._last_minute = LastMinute(clock)
+        self._last_minute = _LastMinute(clock)
         self._read_when_asked(self.avg_jump, self._last_minute.tokens_per_pass)
         self._read_when_asked(self.draft_length, self._last_minute.draft_length)
         self._machine = MachineCollector(volume, self.failures)
@@ -302,3 +304,42 @@ class Metrics(Series):
     def set_queue_size(self, requests: int) -> None:
         """Show how many requests may wait."""
         self.queue_size.set(requests)
+
+
+class _LastMinute:
+    """Tokens, steps and draft tokens of the last minute, in buckets of a second. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._buckets: deque[list[int]] = deque()  # [second, tokens, steps, draft tokens]
+
+    def add(self, tokens: int, steps: int, draft_tokens: int) -> None:
+        """Count a pass: decoded tokens, requests that decoded, verified draft tokens."""
+        second = int(self._clock())
+        with self._lock:
+            if not self._buckets or self._buckets[-1][0] != second:
+                self._forget(second)
+                self._buckets.append([second, 0, 0, 0])
+            bucket = self._buckets[-1]
+            bucket[1] += tokens
+            bucket[2] += steps
+            bucket[3] += draft_tokens
+
+    def tokens_per_pass(self) -> float:
+        """Return decoded tokens per sequence step; NaN without a step in the window."""
+        return self._per_step(1)
+
+    def draft_length(self) -> float:
+        """Return draft tokens per sequence step; NaN without a step in the window."""
+        return self._per_step(3)
+
+    def _per_step(self, column: int) -> float:
+        with self._lock:
+            self._forget(int(self._clock()))
+            steps = sum(bucket[2] for bucket in self._buckets)
+            return sum(bucket[column] for bucket in self._buckets) / steps if steps else math.nan
+
+    def _forget(self, second: int) -> None:
+        while self._buckets and self._buckets[0][0] <= second - _WINDOW_SECONDS:
+            self._buckets.popleft()

@@ -21,7 +21,7 @@ from specops.request import Grammar, GrammarKind, ToolArguments
 from specops.text.gbnf import is_gbnf, to_lark
 from specops.text.json_values import loads
 from specops.text.schemas import patterns
-from specops.text.schemas.errors import SchemaError
+from specops.text.schemas.references import SchemaError
 from specops.text.schemas.shapes import TYPES
 from specops.text.schemas.writer import Rewritten, rewrite
 

@@ -10,8 +10,9 @@ import pytest
 from bench.memory import capped, caps
 from bench.memory.capped import Case, Load, Record, measure
 from bench.memory.caps import LOADS, cases, keep, read
-from bench.memory.cgroup import CgroupError, cgroup
+from bench.memory.cgroup import CgroupError, cgroup, evict
 from specops.config import Settings
+from tests.system.page_cache import cached
 
 SERVED = Record(
     slots=8, context=2048, kv_tokens=4096, start_seconds=3.0, seconds=20.0, tokens=400.0,
@@ -84,3 +85,16 @@ def test_a_cap_that_nothing_fits_is_told_as_what_it_is(small_case: Case, tmp_pat
     outcome = measure(replace(small_case, cap_gb=0.12), SHORT, tmp_path)
     assert outcome.tokens == 0
     assert outcome.ending in {"killed", "refused by the plan"}
+
+
+def test_all_files_below_a_folder_leave_the_page_cache_whole(tmp_path: Path) -> None:
+    files = [tmp_path / "graph", tmp_path / "weights" / "data"]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(os.urandom(1 << 20))
+    assert all(cached(file, 0) for file in files)
+    evict(tmp_path)
+    if cached(files[0], 0):
+        pytest.skip("files of this file system live in memory")
+    assert not any(cached(file, 0) for file in files)
+    assert all(file.stat().st_size == 1 << 20 for file in files)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from specops.models.contract import FORMAT_VERSION
-from specops.models.convert import ExportError, Quantization, export_checkpoint
+from specops.models.convert import ExportError, Quantization, export_checkpoint, weights
 from specops.models.convert.__main__ import main
+from specops.models.convert.weights import WeightStore
 from specops.system.folders import atomic_folder
 from specops.text.chat_template import ChatTemplate
 from specops.text.tools.formats import Tool
@@ -245,3 +246,11 @@ UNKNOWN = ("", "int4-", "int4-33", "int4-x", "fp32-32", "int2", "INT4", "int8-12
 def test_unknown_quantizations_are_refused_by_name(text: str) -> None:
     with pytest.raises(ValueError, match=r"use fp32|block must be"):
         Quantization.parse(text)
+
+
+def test_as_many_threads_are_busy_as_the_quota_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "available_threads", lambda: 3)  # fewer than the host's CPUs
+    with WeightStore(tmp_path / "weights", lambda read: None) as store:
+        assert store._pool._max_workers == 3

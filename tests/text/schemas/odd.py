@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from specops.text.schemas import shapes
-from specops.text.schemas.errors import SchemaError
+from specops.text.schemas.references import SchemaError
 
 NUMBERS = (0, 1, -1, 2, 0.5, -2.5, 1e300, 1 << 31, 1 << 64, -(1 << 70), 10**400, 1e-320)
 TEXTS = (

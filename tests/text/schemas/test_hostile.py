@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specops.text.grammar_source import GrammarError
-from specops.text.schemas.errors import SchemaError
+from specops.text.schemas.references import SchemaError
 from specops.text.schemas.writer import rewrite
 from tests.simulated_target import grammars
 from tests.text.schemas.answers import json_schema

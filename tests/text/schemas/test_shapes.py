@@ -16,7 +16,7 @@ from jsonschema import (
 )
 
 from specops.text.grammar_source import Effort, GrammarError, write
-from specops.text.schemas.errors import SchemaError
+from specops.text.schemas.references import SchemaError
 from specops.text.schemas.writer import rewrite
 from tests.text.schemas.answers import json_schema
 from tests.text.schemas.odd import KEYWORDS, schemas, values

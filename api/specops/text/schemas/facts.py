@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specops.text.schemas import shapes
-from specops.text.schemas.errors import SchemaError
-from specops.text.schemas.references import Document, Schema
+from specops.text.schemas.references import Document, Schema, SchemaError
 from specops.text.schemas.trial import are_disjoint
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")

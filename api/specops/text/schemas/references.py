@@ -7,8 +7,6 @@ JSON Schema 2020-12. Nothing is ever fetched.
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from specops.text.schemas.errors import SchemaError
-
 Schema = dict[str, Any]
 # Their values are data, not schemas.
 _DATA = frozenset({"const", "enum", "default", "example", "examples"})
@@ -17,6 +15,19 @@ _BY_NAME = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependencies", "dependentSchemas"}
 )
 _ANCHORS = ("$anchor", "$dynamicAnchor")
+
+
+class SchemaError(ValueError):
+    """A schema says something that is wrong, or that cannot be enforced where it has to be.
+
+    Attributes:
+        path: JSON pointer of the keyword.
+        reason: why it cannot be used.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path, self.reason = path, reason
+        super().__init__(f"{path or 'the schema'}: {reason}")
 
 
 class Document:

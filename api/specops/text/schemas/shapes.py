@@ -8,8 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from specops.text.schemas.errors import SchemaError
-from specops.text.schemas.references import Schema, escaped
+from specops.text.schemas.references import Schema, SchemaError, escaped
 
 Shape = Callable[[Any, str], None]  # raises an error for a wrong value, at its JSON pointer
 TYPES = ("null", "boolean", "number", "string", "array", "object")

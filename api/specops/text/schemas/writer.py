@@ -21,9 +21,8 @@ from typing import Any
 
 from specops.text.schemas import patterns
 from specops.text.schemas.complement import ANNOTATIONS, complement
-from specops.text.schemas.errors import SchemaError
 from specops.text.schemas.facts import OPEN, REFERENCES, Facts, SchemaAnalyzer
-from specops.text.schemas.references import Document, Schema, escaped
+from specops.text.schemas.references import Document, Schema, SchemaError, escaped
 from specops.text.schemas.shapes import is_text, whole
 from specops.text.schemas.trial import enforced
 

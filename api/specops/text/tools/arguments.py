@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specops.text.json_values import loads
-from specops.text.schemas.errors import SchemaError
-from specops.text.schemas.references import Document
+from specops.text.schemas.references import Document, SchemaError
 
 _MAX_REFERENCES = 8  # from an argument's schema to its definition
 _TYPES: dict[type, set[str]] = {
