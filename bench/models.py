@@ -27,13 +27,7 @@ from specops.models.folder import ModelFolder
 from specops.models.prepare import choose, prepare
 from specops.presets import DEMO
 from tests import checkpoints, random_weights
-from tests.checkpoints import (
-    make_gemma4_checkpoint,
-    make_granite_hybrid_checkpoint,
-    make_lfm2_checkpoint,
-    make_llama_checkpoint,
-    make_qwen35_checkpoint,
-)
+from tests.checkpoints import make_checkpoint, make_llama_checkpoint
 from tests.eagle_heads import write_head
 from tests.models_e2e.repositories import REPOSITORIES
 from tests.mtp_blocks import make_checkpoint as make_mtp_checkpoint
@@ -209,10 +203,10 @@ HEAD_KINDS: dict[str, Callable[[Path], Any]] = {
 }
 LAYER_KINDS: dict[str, Callable[[Path], Any]] = {
     **HEAD_KINDS,
-    "short-convolution": partial(make_lfm2_checkpoint, layers=4, attention=(1,), context=2048),
-    "gated-delta": partial(make_qwen35_checkpoint, context=2048),
-    "state-space": partial(make_granite_hybrid_checkpoint, context=2048),
-    "heads-by-layer": partial(make_gemma4_checkpoint, context=2048),
+    "short-convolution": partial(make_checkpoint, kind="lfm2", layers=4, context=2048),
+    "gated-delta": partial(make_checkpoint, kind="qwen3_5_text", context=2048),
+    "state-space": partial(make_checkpoint, kind="granitemoehybrid", context=2048),
+    "heads-by-layer": partial(make_checkpoint, kind="gemma4_text", context=2048),
 }
 
 

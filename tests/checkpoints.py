@@ -6,8 +6,9 @@ names of tensors, order of axes and buffers are those of published checkpoints.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,412 +25,80 @@ _MIN_VOCAB = 257  # 256 bytes and the end-of-text token
 _SIZES = {"hidden": 64, "layers": 2, "heads": 4, "vocab": 320, "context": 256}
 
 
-# -- one function per family -----------------------------------------------------------------------
-
-
-def make_llama_checkpoint(path: Path, *, tie: bool = False, **options: Any) -> Path:
-    """Writes a Llama checkpoint with random weights to the folder `path` and returns it.
-
-    `_make` describes the options of all makers. The weights are scaled so that logits have clear
-    maxima. Only one tensor is in memory at a time.
-    """
-    own = {"tie_word_embeddings": tie, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}
-    return _make_gated(path, "llama", "LlamaForCausalLM", llama_shapes, own, **options)
-
-
-def make_qwen2_checkpoint(path: Path, *, tie: bool = True, **options: Any) -> Path:
-    """Writes a Qwen2 checkpoint: Llama's tensors and biases on q, k and v."""
-    own = {
-        "tie_word_embeddings": tie,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-        "use_sliding_window": False,
-        "sliding_window": options.get("context", _SIZES["context"]),
-        "max_window_layers": options.get("layers", _SIZES["layers"]),
-    }
-    return _make_gated(path, "qwen2", "Qwen2ForCausalLM", qwen2_shapes, own, **options)
-
-
-def make_phi3_checkpoint(path: Path, *, window: int | None = 255, **options: Any) -> Path:
-    """Writes a Phi-3 checkpoint: q, k and v in one tensor, gate and up in one."""
-    own = {
-        "original_max_position_embeddings": options.get("context", _SIZES["context"]),
-        "sliding_window": window,
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "rope_scaling": None,
-        "pad_token_id": 0,
-    }
-    options = {"kv_heads": 4, **options}
-    return _make_gated(path, "phi3", "Phi3ForCausalLM", phi3_shapes, own, **options)
-
-
-def make_relative_checkpoint(path: Path, *, kind: str, **options: Any) -> Path:
-    """Writes a checkpoint of one of `RELATIVES`, named as in `model_type`."""
-    relative = RELATIVES[kind]
-    return _make_gated(
-        path, kind, relative.architecture, relative_shapes, relative.config, **options
-    )
-
-
-class Relative(NamedTuple):
-    """What sets a relative of Llama apart.
-
-    `architecture` is the class of transformers, `gguf` llama.cpp's name of the architecture, and
-    `config` the keys of config.json beside its sizes.
-    """
-
-    architecture: str
-    gguf: str
-    config: Config
-
-
-def _relative(architecture: str, gguf: str, **config: Any) -> Relative:
-    norms = {} if {"layer_norm_eps", "norm_epsilon"} & config.keys() else {"rms_norm_eps": 1e-6}
-    usual = {"pad_token_id": 0, "rope_theta": 10000.0, "tie_word_embeddings": True}
-    return Relative(f"{architecture}ForCausalLM", gguf, {**usual, **norms, **config})
-
-
-YARN: Config = {
-    "rope_type": "yarn",
-    "factor": 4.0,
-    "original_max_position_embeddings": 64,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-}
-_UNTIED: Config = {"tie_word_embeddings": False}
-_WINDOW: Config = {"sliding_window": 40}
-_ONE_WINDOW: Config = {**_WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
-_QUERIES: Config = {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
-RELATIVES: dict[str, Relative] = {
-    "mistral": _relative("Mistral", "llama", **_UNTIED, **_WINDOW),
-    "qwen3": _relative("Qwen3", "qwen3", head_dim=32, rope_theta=1e6, use_sliding_window=False),
-    "smollm3": _relative(
-        "SmolLM3", "smollm3", rope_theta=5e6, no_rope_layers=[1, 0], no_rope_layer_interval=2
-    ),
-    "granite": _relative(
-        "Granite",
-        "granite",
-        embedding_multiplier=12.0,
-        residual_multiplier=0.22,
-        attention_multiplier=0.0625,
-        logits_scaling=8.0,
-    ),
-    "olmo2": _relative("Olmo2", "olmo2", **_UNTIED),
-    "olmo3": _relative(
-        "Olmo3", "olmo2", **_UNTIED, **_ONE_WINDOW, rope_theta=500000.0, rope_scaling=YARN
-    ),
-    "exaone4": _relative("Exaone4", "exaone4", **_ONE_WINDOW, head_dim=24),
-    "ernie4_5": _relative("Ernie4_5", "ernie4_5", head_dim=24, use_bias=False),
-    "glm4": _relative(
-        "Glm4", "glm4", **_UNTIED, head_dim=32, attention_bias=True, partial_rotary_factor=0.5
-    ),
-    "ministral3": _relative(
-        "Ministral3",
-        "mistral3",
-        head_dim=32,
-        rope_theta=None,
-        rope_parameters={**YARN, "rope_theta": 1e6, **_QUERIES},
-    ),
-    "cohere2": _relative(
-        "Cohere2", "cohere2", **_ONE_WINDOW, layer_norm_eps=1e-5, rope_theta=5e4, logit_scale=0.25
-    ),
-    "starcoder2": _relative(
-        "Starcoder2",
-        "starcoder2",
-        **_WINDOW,
-        norm_epsilon=1e-5,
-        hidden_act="gelu_pytorch_tanh",
-        rope_theta=1e5,
-        use_bias=True,
-    ),
-    "phi": _relative(
-        "Phi",
-        "phi2",
-        **_UNTIED,
-        layer_norm_eps=1e-5,
-        hidden_act="gelu_new",
-        partial_rotary_factor=0.5,
-    ),
-    "gemma2": _relative(
-        "Gemma2",
-        "gemma2",
-        **_ONE_WINDOW,
-        head_dim=24,
-        hidden_activation="gelu_pytorch_tanh",
-        query_pre_attn_scalar=40,
-        attn_logit_softcapping=2.0,
-        final_logit_softcapping=30.0,
-    ),
-    "gemma3_text": _relative(
-        "Gemma3",
-        "gemma3",
-        **_WINDOW,
-        head_dim=24,
-        hidden_activation="gelu_pytorch_tanh",
-        query_pre_attn_scalar=40,
-        rope_theta=1e6,
-        rope_local_base_freq=1e4,
-        sliding_window_pattern=2,
-    ),
-}
-"""Llama's relatives that need no maker of their own, by their `model_type`."""
-
-
-def make_lfm2_checkpoint(path: Path, *, attention: Sequence[int] = (1,), **options: Any) -> Path:
-    """Writes an LFM2 checkpoint with attention in some layers, as published: 1.5 times the ffn."""
-    own = {
-        "full_attn_idxs": list(attention),
-        "block_ff_dim": 3 * options.get("ffn", 160) // 2,
-        "block_multiple_of": 32,
-        "conv_L_cache": 3,
-        "conv_bias": False,
-        "norm_eps": 1e-5,
-        "rope_theta": 1000000.0,
-        "pad_token_id": 0,
-    }
-    options = {"layers": 3, **options}
-    return _make_gated(path, "lfm2", "Lfm2ForCausalLM", lfm2_shapes, own, **options)
-
-
-def make_gemma4_checkpoint(path: Path, **options: Any) -> Path:
-    """Writes a Gemma 4 checkpoint: a window in all layers but those whose letter is F.
-
-    `config` may have `kinds`, a letter for each layer; by default the last three read the keys and
-    values of the first two, one of each kind.
-    """
-    config = {"kinds": "SFSSF", "num_kv_shared_layers": 3, **options.pop("config", {})}
-    kinds = config.pop("kinds")
-    own = {
-        "layer_types": [{"S": "sliding_attention", "F": "full_attention"}[kind] for kind in kinds],
-        "head_dim": 16,
-        "global_head_dim": 32,
-        "sliding_window": 40,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "hidden_size_per_layer_input": 32,
-        "vocab_size_per_layer_input": options.get("vocab", _SIZES["vocab"]),
-        "final_logit_softcapping": 30.0,
-        "use_double_wide_mlp": False,
-        "attention_k_eq_v": False,
-        "enable_moe_block": False,
-        "tie_word_embeddings": True,
-        "rms_norm_eps": 1e-6,
-        "pad_token_id": 0,
-    }
-    options = {"layers": len(kinds), "config": config, **options}
-    return _make_gated(path, "gemma4_text", "Gemma4ForCausalLM", gemma4_shapes, own, **options)
-
-
-def make_qwen35_checkpoint(path: Path, **options: Any) -> Path:
-    """Writes a Qwen3.5 checkpoint: every second layer has attention, the others the delta rule."""
-    own = {
-        "head_dim": 64,
-        "full_attention_interval": 2,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 32,
-        "linear_conv_kernel_dim": 4,
-        "attn_output_gate": True,
-        "rms_norm_eps": 1e-6,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 1e6,
-            "partial_rotary_factor": 0.25,
-            "mrope_interleaved": True,
-            "mrope_section": [3, 3, 2],
-        },
-        "tie_word_embeddings": True,
-        "pad_token_id": 0,
-    }
-    options = {"layers": 4, **options}
-    return _make_gated(path, "qwen3_5_text", "Qwen3_5ForCausalLM", qwen35_shapes, own, **options)
-
-
-def make_granite_hybrid_checkpoint(
-    path: Path, *, attention: Sequence[int] = (1,), **options: Any
-) -> Path:
-    """Writes a Granite 4.0 checkpoint without experts: attention in some layers, else Mamba-2."""
-    layers = options.get("layers", 3)
-    ffn, hidden = options.get("ffn", 160), options.get("hidden", _SIZES["hidden"])
-    own = {
-        "layer_types": ["attention" if one in attention else "mamba" for one in range(layers)],
-        "position_embedding_type": "nope",
-        "shared_intermediate_size": ffn,
-        "num_local_experts": 0,
-        "num_experts_per_tok": 0,
-        "embedding_multiplier": 2.0,
-        "residual_multiplier": 0.5,
-        "attention_multiplier": 0.0625,
-        "logits_scaling": 8.0,
-        "mamba_expand": 2,
-        "mamba_n_heads": 2 * hidden // 32,
-        "mamba_d_head": 32,
-        "mamba_d_state": 48,
-        "mamba_n_groups": 1,
-        "mamba_d_conv": 4,
-        "mamba_conv_bias": True,
-        "mamba_proj_bias": False,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": True,
-        "pad_token_id": 0,
-    }
-    return _make_gated(
-        path,
-        "granitemoehybrid",
-        "GraniteMoeHybridForCausalLM",
-        granite_hybrid_shapes,
-        own,
-        **{"layers": layers, **options},
-    )
-
-
-def make_opt_checkpoint(
-    path: Path,
-    *,
-    projection: int | None = None,
-    norm_before: bool = True,
-    tie: bool = True,
-    prefix: str = "model.",
-    **options: Any,
-) -> Path:
-    """Writes an OPT checkpoint; with a `projection` and not `norm_before` it is like the 350m.
-
-    `prefix` is empty in the oldest checkpoints.
-    """
-    keys = {
-        "hidden": "hidden_size",
-        "layers": "num_hidden_layers",
-        "heads": "num_attention_heads",
-        "ffn": "ffn_dim",
-        "context": "max_position_embeddings",
-    }
-    own = {
-        "word_embed_proj_dim": projection or options.get("hidden", _SIZES["hidden"]),
-        "do_layer_norm_before": norm_before,
-        "_remove_final_layer_norm": False,
-        "activation_function": "relu",
-        "pad_token_id": 1,
-        "prefix": "</s>",
-        "tie_word_embeddings": tie,
-    }
-    shapes, options = partial(opt_shapes, prefix=prefix), {"ffn": 256, **options}
-    return _make(path, "opt", "OPTForCausalLM", shapes, own, keys=keys, **options)
-
-
-def make_gpt2_checkpoint(path: Path, *, tie: bool = True, prefix: str = "", **options: Any) -> Path:
-    """Writes a GPT-2 checkpoint; `prefix` is `transformer.` where the head was saved along."""
-    keys = {"hidden": "n_embd", "layers": "n_layer", "heads": "n_head", "context": "n_positions"}
-    own = {
-        "n_ctx": options.get("context", _SIZES["context"]),
-        "activation_function": "gelu_new",
-        "layer_norm_epsilon": 1e-5,
-        "tie_word_embeddings": tie,
-    }
-    shapes = partial(gpt2_shapes, prefix=prefix)
-    return _make(path, "gpt2", "GPT2LMHeadModel", shapes, own, keys=keys, **options)
-
-
-def _make_gated(
-    path: Path, kind: str, architecture: str, shapes: ShapesOf, own: Config, **options: Any
-) -> Path:
-    """The common part of Llama's relatives."""
-    keys = {
-        "hidden": "hidden_size",
-        "layers": "num_hidden_layers",
-        "heads": "num_attention_heads",
-        "kv_heads": "num_key_value_heads",
-        "ffn": "intermediate_size",
-        "context": "max_position_embeddings",
-    }
-    own, options = {"hidden_act": "silu", **own}, {"kv_heads": 2, "ffn": 160, **options}
-    return _make(path, kind, architecture, shapes, own, keys=keys, **options)
-
-
-def _make(
-    path: Path,
-    kind: str,
-    architecture: str,
-    shapes: ShapesOf,
-    own: Config,
-    *,
-    keys: dict[str, str],
-    seed: int = 0,
-    dtype: str = "float32",
-    shards: int = 1,
-    config: Config | None = None,
-    **sizes: int,
-) -> Path:
-    """Writes a checkpoint.
-
-    Args:
-        shapes: computes the shapes of the tensors from config.json.
-        own: the keys of config.json beside its sizes.
-        keys: the key of config.json for each size.
-        dtype: float32, float16 or bfloat16.
-        config: replaces keys of config.json.
-        sizes: hidden, layers, heads, kv_heads, ffn, vocab and context.
-    """
-    given = _SIZES | sizes
-    settings = {
-        "architectures": [architecture],
-        "model_type": kind,
-        "vocab_size": given["vocab"],
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-        "dtype": dtype,
-        **{key: given[size] for size, key in keys.items()},
-        **own,
-        **(config or {}),
-    }
-    return write_checkpoint(path, settings, shapes(settings), seed=seed, shards=shards)
-
-
 # -- shapes from a config.json ---------------------------------------------------------------------
+
+
+def _layers(layers: Iterable[Shapes]) -> Shapes:
+    """The tensors of all layers, from the parts of each."""
+    return {
+        f"model.layers.{index}.{part}": shape
+        for index, parts in enumerate(layers)
+        for part, shape in parts.items()
+    }
+
+
+def _ends(settings: Config) -> Shapes:
+    """The tensors before and behind the layers."""
+    hidden = settings["hidden_size"]
+    shapes: Shapes = {
+        "model.embed_tokens.weight": (settings["vocab_size"], hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not settings["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = shapes["model.embed_tokens.weight"]
+    return shapes
+
+
+def _projections(hidden: int, queries: int, keys: int) -> Shapes:
+    """Those of attention, with so many numbers of queries, and of keys or values."""
+    return {
+        "self_attn.q_proj.weight": (queries, hidden),
+        "self_attn.k_proj.weight": (keys, hidden),
+        "self_attn.v_proj.weight": (keys, hidden),
+        "self_attn.o_proj.weight": (hidden, queries),
+    }
+
+
+def _feed_forward(hidden: int, wide: int) -> Shapes:
+    return {
+        "mlp.gate_proj.weight": (wide, hidden),
+        "mlp.up_proj.weight": (wide, hidden),
+        "mlp.down_proj.weight": (hidden, wide),
+    }
 
 
 def llama_shapes(settings: Config) -> Shapes:
     """The tensors of a Llama checkpoint with this config.json."""
-    hidden, wide = settings["hidden_size"], settings["intermediate_size"]
-    head = settings.get("head_dim") or hidden // settings["num_attention_heads"]
-    queries = head * settings["num_attention_heads"]
-    keys = head * settings["num_key_value_heads"]
-    shapes: Shapes = {"model.embed_tokens.weight": (settings["vocab_size"], hidden)}
-    for layer in range(settings["num_hidden_layers"]):
-        shapes |= {
-            f"model.layers.{layer}.input_layernorm.weight": (hidden,),
-            f"model.layers.{layer}.self_attn.q_proj.weight": (queries, hidden),
-            f"model.layers.{layer}.self_attn.k_proj.weight": (keys, hidden),
-            f"model.layers.{layer}.self_attn.v_proj.weight": (keys, hidden),
-            f"model.layers.{layer}.self_attn.o_proj.weight": (hidden, queries),
-            f"model.layers.{layer}.post_attention_layernorm.weight": (hidden,),
-            f"model.layers.{layer}.mlp.gate_proj.weight": (wide, hidden),
-            f"model.layers.{layer}.mlp.up_proj.weight": (wide, hidden),
-            f"model.layers.{layer}.mlp.down_proj.weight": (hidden, wide),
-        }
-        for key, parts in (
-            ("attention_bias", [f"self_attn.{part}_proj" for part in "qkvo"]),
-            ("mlp_bias", [f"mlp.{part}_proj" for part in ("gate", "up", "down")]),
-        ):
-            for part in parts if settings.get(key) else ():
-                name = f"model.layers.{layer}.{part}"
-                shapes[f"{name}.bias"] = shapes[f"{name}.weight"][:1]
-    shapes["model.norm.weight"] = (hidden,)
-    if not settings["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = (settings["vocab_size"], hidden)
-    return shapes
+    hidden, heads = settings["hidden_size"], settings["num_attention_heads"]
+    head = settings.get("head_dim") or hidden // heads
+    layer: Shapes = {
+        "input_layernorm.weight": (hidden,),
+        **_projections(hidden, head * heads, head * settings["num_key_value_heads"]),
+        "post_attention_layernorm.weight": (hidden,),
+        **_feed_forward(hidden, settings["intermediate_size"]),
+    }
+    for key, part in (("attention_bias", "self_attn."), ("mlp_bias", "mlp.")):
+        if settings.get(key):
+            layer |= _biases(layer, lambda name, part=part: name.startswith(part))
+    embedding, *behind = _ends(settings).items()
+    layers = _layers([layer] * settings["num_hidden_layers"])
+    return dict([embedding, *layers.items(), *behind])
+
+
+def _biases(shapes: Shapes, has_one: Callable[[str], bool]) -> Shapes:
+    """The biases of some of the products."""
+    return {
+        name.replace(".weight", ".bias"): shape[:1]
+        for name, shape in shapes.items()
+        if has_one(name)
+    }
 
 
 def qwen2_shapes(settings: Config) -> Shapes:
     """Llama's, with biases on q, k and v."""
     shapes = llama_shapes(settings)
-    for name, shape in list(shapes.items()):
-        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
-            shapes[name.replace(".weight", ".bias")] = shape[:1]
-    return shapes
+    biased = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
+    return shapes | _biases(shapes, lambda name: name.endswith(biased))
 
 
 def phi3_shapes(settings: Config) -> Shapes:
@@ -504,8 +173,9 @@ _RENAMED = {
 
 def gemma4_shapes(settings: Config) -> Shapes:
     """Layers of two kinds; the last ones have no keys and values of their own."""
-    hidden, layers = settings["hidden_size"], settings["num_hidden_layers"]
-    width, own = settings["hidden_size_per_layer_input"], layers - settings["num_kv_shared_layers"]
+    hidden, count = settings["hidden_size"], settings["num_hidden_layers"]
+    width, own = settings["hidden_size_per_layer_input"], count - settings["num_kv_shared_layers"]
+    layers = list[Shapes]()
     shapes: Shapes = {
         "model.embed_tokens.weight": (settings["vocab_size"], hidden),
         "model.norm.weight": (hidden,),
@@ -514,9 +184,9 @@ def gemma4_shapes(settings: Config) -> Shapes:
         shapes |= {
             "model.embed_tokens_per_layer.weight": (
                 settings["vocab_size_per_layer_input"],
-                layers * width,
+                count * width,
             ),
-            "model.per_layer_model_projection.weight": (layers * width, hidden),
+            "model.per_layer_model_projection.weight": (count * width, hidden),
             "model.per_layer_projection_norm.weight": (width,),
         }
     for index, kind in enumerate(settings["layer_types"]):
@@ -529,29 +199,32 @@ def gemma4_shapes(settings: Config) -> Shapes:
         if settings["use_double_wide_mlp"] and index >= own:
             wide *= 2
         layer: Shapes = {
-            "self_attn.q_proj": (queries, hidden),
-            "self_attn.q_norm": (head,),
-            "self_attn.o_proj": (hidden, queries),
-            "mlp.gate_proj": (wide, hidden),
-            "mlp.up_proj": (wide, hidden),
-            "mlp.down_proj": (hidden, wide),
-            "input_layernorm": (hidden,),
-            "post_attention_layernorm": (hidden,),
-            "pre_feedforward_layernorm": (hidden,),
-            "post_feedforward_layernorm": (hidden,),
+            "self_attn.q_proj.weight": (queries, hidden),
+            "self_attn.q_norm.weight": (head,),
+            "self_attn.o_proj.weight": (hidden, queries),
+            **_feed_forward(hidden, wide),
+            **{f"{norm}.weight": (hidden,) for norm in _GEMMA4_NORMS},
         }
         if index < own:
-            layer |= {"self_attn.k_proj": (keys, hidden), "self_attn.k_norm": (head,)}
-            layer |= {} if same else {"self_attn.v_proj": (keys, hidden)}
+            layer |= {
+                "self_attn.k_proj.weight": (keys, hidden),
+                "self_attn.k_norm.weight": (head,),
+            }
+            layer |= {} if same else {"self_attn.v_proj.weight": (keys, hidden)}
         if width:
             layer |= {
-                "per_layer_input_gate": (width, hidden),
-                "per_layer_projection": (hidden, width),
-                "post_per_layer_input_norm": (hidden,),
+                "per_layer_input_gate.weight": (width, hidden),
+                "per_layer_projection.weight": (hidden, width),
+                "post_per_layer_input_norm.weight": (hidden,),
             }
-        shapes |= {f"model.layers.{index}.{part}.weight": shape for part, shape in layer.items()}
-        shapes[f"model.layers.{index}.layer_scalar"] = (1,)
-    return shapes
+        layers.append(layer | {"layer_scalar": (1,)})
+    return shapes | _layers(layers)
+
+
+_GEMMA4_NORMS = (
+    *("input_layernorm", "post_attention_layernorm"),
+    *("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+)
 
 
 def attention_layers(kinds: Sequence[str]) -> list[int]:
@@ -562,8 +235,7 @@ def attention_layers(kinds: Sequence[str]) -> list[int]:
 
 def lfm2_shapes(settings: Config) -> Shapes:
     """Convolutions in the layers without attention; heads of queries and keys have norms."""
-    hidden, layers = settings["hidden_size"], settings["num_hidden_layers"]
-    wide = settings["block_ff_dim"]
+    hidden, wide = settings["hidden_size"], settings["block_ff_dim"]
     if settings.get("block_auto_adjust_ff_dim", True):
         wide = -(-(2 * wide // 3) // settings["block_multiple_of"]) * settings["block_multiple_of"]
     kinds = settings.get("layer_types")
@@ -575,51 +247,32 @@ def lfm2_shapes(settings: Config) -> Shapes:
         "model.embedding_norm.weight": (hidden,),
     }
     attention: Shapes = {
-        "self_attn.q_proj": (hidden, hidden),
-        "self_attn.k_proj": (keys, hidden),
-        "self_attn.v_proj": (keys, hidden),
-        "self_attn.out_proj": (hidden, hidden),
-        "self_attn.q_layernorm": (head,),
-        "self_attn.k_layernorm": (head,),
-    }
-    convolution: Shapes = {
-        "conv.in_proj": (3 * hidden, hidden),
-        "conv.conv": (hidden, 1, settings["conv_L_cache"]),
-        "conv.out_proj": (hidden, hidden),
-    }
-    for layer in range(layers):
-        parts = attention if layer in attended else convolution
-        parts = parts | {
-            "operator_norm": (hidden,),
-            "ffn_norm": (hidden,),
-            "feed_forward.w1": (wide, hidden),
-            "feed_forward.w3": (wide, hidden),
-            "feed_forward.w2": (hidden, wide),
-        }
-        shapes |= {f"model.layers.{layer}.{part}.weight": shape for part, shape in parts.items()}
-    return shapes
-
-
-def _ends(settings: Config) -> Shapes:
-    """The tensors before and behind the layers."""
-    hidden = settings["hidden_size"]
-    shapes: Shapes = {
-        "model.embed_tokens.weight": (settings["vocab_size"], hidden),
-        "model.norm.weight": (hidden,),
-    }
-    if not settings["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = shapes["model.embed_tokens.weight"]
-    return shapes
-
-
-def _projections(hidden: int, queries: int, keys: int) -> Shapes:
-    """Those of attention, with so many numbers of queries, and of keys or values."""
-    return {
-        "self_attn.q_proj.weight": (queries, hidden),
+        "self_attn.q_proj.weight": (hidden, hidden),
         "self_attn.k_proj.weight": (keys, hidden),
         "self_attn.v_proj.weight": (keys, hidden),
-        "self_attn.o_proj.weight": (hidden, queries),
+        "self_attn.out_proj.weight": (hidden, hidden),
+        "self_attn.q_layernorm.weight": (head,),
+        "self_attn.k_layernorm.weight": (head,),
     }
+    convolution: Shapes = {
+        "conv.in_proj.weight": (3 * hidden, hidden),
+        "conv.conv.weight": (hidden, 1, settings["conv_L_cache"]),
+        "conv.out_proj.weight": (hidden, hidden),
+    }
+    both: Shapes = {
+        "operator_norm.weight": (hidden,),
+        "ffn_norm.weight": (hidden,),
+        "feed_forward.w1.weight": (wide, hidden),
+        "feed_forward.w3.weight": (wide, hidden),
+        "feed_forward.w2.weight": (hidden, wide),
+    }
+    full = (layer in attended for layer in range(settings["num_hidden_layers"]))
+    return shapes | _of_two_kinds(full, attention, convolution, both)
+
+
+def _of_two_kinds(full: Iterable[bool], attention: Shapes, other: Shapes, both: Shapes) -> Shapes:
+    """Layers with attention and others, and what both kinds have."""
+    return _layers((attention if has else other) | both for has in full)
 
 
 def qwen35_shapes(settings: Config) -> Shapes:
@@ -631,7 +284,6 @@ def qwen35_shapes(settings: Config) -> Shapes:
     values = value_heads * settings["linear_value_head_dim"]
     channels = values
     channels += 2 * settings["linear_num_key_heads"] * settings["linear_key_head_dim"]
-    shapes = _ends(settings)
     attention = _projections(hidden, queries, keys) | {
         "self_attn.q_proj.weight": (2 * queries, hidden),
         "self_attn.q_norm.weight": (head,),
@@ -648,17 +300,14 @@ def qwen35_shapes(settings: Config) -> Shapes:
         "linear_attn.norm.weight": (settings["linear_value_head_dim"],),
         "linear_attn.out_proj.weight": (hidden, values),
     }
-    for layer in range(settings["num_hidden_layers"]):
-        full = (layer + 1) % settings["full_attention_interval"] == 0
-        parts = (attention if full else delta) | {
-            "input_layernorm.weight": (hidden,),
-            "post_attention_layernorm.weight": (hidden,),
-            "mlp.gate_proj.weight": (wide, hidden),
-            "mlp.up_proj.weight": (wide, hidden),
-            "mlp.down_proj.weight": (hidden, wide),
-        }
-        shapes |= {f"model.layers.{layer}.{part}": shape for part, shape in parts.items()}
-    return shapes
+    both: Shapes = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+        **_feed_forward(hidden, wide),
+    }
+    interval = settings["full_attention_interval"]
+    full = ((layer + 1) % interval == 0 for layer in range(settings["num_hidden_layers"]))
+    return _ends(settings) | _of_two_kinds(full, attention, delta, both)
 
 
 def granite_hybrid_shapes(settings: Config) -> Shapes:
@@ -668,7 +317,7 @@ def granite_hybrid_shapes(settings: Config) -> Shapes:
     heads, keys = settings["mamba_n_heads"], head * settings["num_key_value_heads"]
     inner = heads * settings["mamba_d_head"]
     channels = inner + 2 * settings["mamba_d_state"]
-    shapes, attention = _ends(settings), _projections(hidden, hidden, keys)
+    attention = _projections(hidden, hidden, keys)
     mamba: Shapes = {
         "mamba.in_proj.weight": (inner + channels + heads, hidden),
         "mamba.conv1d.weight": (channels, 1, settings["mamba_d_conv"]),
@@ -680,19 +329,18 @@ def granite_hybrid_shapes(settings: Config) -> Shapes:
     }
     if settings["mamba_conv_bias"]:
         mamba["mamba.conv1d.bias"] = (channels,)
-    for layer, kind in enumerate(settings["layer_types"]):
-        parts = (attention if kind == "attention" else mamba) | {
-            "input_layernorm.weight": (hidden,),
-            "post_attention_layernorm.weight": (hidden,),
-            "shared_mlp.input_linear.weight": (2 * wide, hidden),
-            "shared_mlp.output_linear.weight": (hidden, wide),
-        }
-        shapes |= {f"model.layers.{layer}.{part}": shape for part, shape in parts.items()}
-    return shapes
+    both: Shapes = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+        "shared_mlp.input_linear.weight": (2 * wide, hidden),
+        "shared_mlp.output_linear.weight": (hidden, wide),
+    }
+    full = (kind == "attention" for kind in settings["layer_types"])
+    return _ends(settings) | _of_two_kinds(full, attention, mamba, both)
 
 
 def opt_shapes(settings: Config, prefix: str = "model.") -> Shapes:
-    """The tensors of an OPT checkpoint; see `make_opt_checkpoint` for `prefix`."""
+    """The tensors of an OPT checkpoint; `prefix` is empty in the oldest ones."""
     hidden, wide = settings["hidden_size"], settings["ffn_dim"]
     vocab, projection = settings["vocab_size"], settings["word_embed_proj_dim"]
     positions = settings["max_position_embeddings"] + 2
@@ -719,7 +367,7 @@ def opt_shapes(settings: Config, prefix: str = "model.") -> Shapes:
 
 
 def gpt2_shapes(settings: Config, prefix: str = "") -> Shapes:
-    """The tensors of a GPT-2 checkpoint; see `make_gpt2_checkpoint` for `prefix`.
+    """The tensors of a GPT-2 checkpoint; with a `prefix` where the head was saved along.
 
     Weights are stored [in, out], and every layer carries its causal mask, as on the hub.
     """
@@ -750,6 +398,361 @@ def gpt2_shapes(settings: Config, prefix: str = "") -> Shapes:
 
 def _with_bias(name: str, shape: tuple[int, ...]) -> Shapes:
     return {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+
+
+# -- kinds of checkpoints --------------------------------------------------------------------------
+
+
+class Family(NamedTuple):
+    """What sets checkpoints of one `model_type` apart.
+
+    Attributes:
+        architecture: the class of transformers.
+        gguf: llama.cpp's name of the architecture; empty: it has none.
+        shapes: computes the shapes of the tensors from config.json.
+        config: the keys of config.json beside its sizes; a function gets the options.
+        options: defaults of the sizes, and of what else `config` looks at.
+        keys: the key of config.json for each size.
+    """
+
+    architecture: str
+    gguf: str
+    shapes: Callable[..., Shapes]
+    config: Config
+    options: Config
+    keys: dict[str, str]
+
+
+_KEYS = {
+    "hidden": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "context": "max_position_embeddings",
+}
+_GATED_KEYS = {**_KEYS, "kv_heads": "num_key_value_heads", "ffn": "intermediate_size"}
+_OPT_KEYS = {**_KEYS, "ffn": "ffn_dim"}
+_GPT2_KEYS = {
+    "hidden": "n_embd",
+    "layers": "n_layer",
+    "heads": "n_head",
+    "context": "n_positions",
+}
+
+
+def _gated(
+    architecture: str, gguf: str, shapes: ShapesOf, options: Config | None = None, **config: Any
+) -> Family:
+    """Llama, or a relative."""
+    config = {"hidden_act": "silu", **config}
+    options = {"kv_heads": 2, "ffn": 160, **(options or {})}
+    return Family(f"{architecture}ForCausalLM", gguf, shapes, config, options, _GATED_KEYS)
+
+
+def _relative(architecture: str, gguf: str, **config: Any) -> Family:
+    """A relative of Llama without tensors of another kind."""
+    norms = {} if {"layer_norm_eps", "norm_epsilon"} & config.keys() else {"rms_norm_eps": 1e-6}
+    usual = {"pad_token_id": 0, "rope_theta": 10000.0, "tie_word_embeddings": True}
+    return _gated(architecture, gguf, relative_shapes, **{**usual, **norms, **config})
+
+
+def _granite_layers(options: Config) -> list[str]:
+    attended = options["attention"]
+    return ["attention" if one in attended else "mamba" for one in range(options["layers"])]
+
+
+def _gemma4_layers(options: Config) -> list[str]:
+    kinds = {"S": "sliding_attention", "F": "full_attention"}
+    return [kinds[letter] for letter in options["kinds"]]
+
+
+YARN: Config = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+_QWEN35_ROPE: Config = {
+    "rope_type": "default",
+    "rope_theta": 1e6,
+    "partial_rotary_factor": 0.25,
+    "mrope_interleaved": True,
+    "mrope_section": [3, 3, 2],
+}
+_UNTIED: Config = {"tie_word_embeddings": False}
+_WINDOW: Config = {"sliding_window": 40}
+_ONE_WINDOW: Config = {**_WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+_QUERIES: Config = {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+RELATIVES = {
+    "mistral": _relative("Mistral", "llama", **_UNTIED, **_WINDOW),
+    "qwen3": _relative("Qwen3", "qwen3", head_dim=32, rope_theta=1e6, use_sliding_window=False),
+    "smollm3": _relative(
+        "SmolLM3", "smollm3", rope_theta=5e6, no_rope_layers=[1, 0], no_rope_layer_interval=2
+    ),
+    "granite": _relative(
+        "Granite",
+        "granite",
+        embedding_multiplier=12.0,
+        residual_multiplier=0.22,
+        attention_multiplier=0.0625,
+        logits_scaling=8.0,
+    ),
+    "olmo2": _relative("Olmo2", "olmo2", **_UNTIED),
+    "olmo3": _relative(
+        "Olmo3", "olmo2", **_UNTIED, **_ONE_WINDOW, rope_theta=500000.0, rope_scaling=YARN
+    ),
+    "exaone4": _relative("Exaone4", "exaone4", **_ONE_WINDOW, head_dim=24),
+    "ernie4_5": _relative("Ernie4_5", "ernie4_5", head_dim=24, use_bias=False),
+    "glm4": _relative(
+        "Glm4", "glm4", **_UNTIED, head_dim=32, attention_bias=True, partial_rotary_factor=0.5
+    ),
+    "ministral3": _relative(
+        "Ministral3",
+        "mistral3",
+        head_dim=32,
+        rope_theta=None,
+        rope_parameters={**YARN, "rope_theta": 1e6, **_QUERIES},
+    ),
+    "cohere2": _relative(
+        "Cohere2", "cohere2", **_ONE_WINDOW, layer_norm_eps=1e-5, rope_theta=5e4, logit_scale=0.25
+    ),
+    "starcoder2": _relative(
+        "Starcoder2",
+        "starcoder2",
+        **_WINDOW,
+        norm_epsilon=1e-5,
+        hidden_act="gelu_pytorch_tanh",
+        rope_theta=1e5,
+        use_bias=True,
+    ),
+    "phi": _relative(
+        "Phi",
+        "phi2",
+        **_UNTIED,
+        layer_norm_eps=1e-5,
+        hidden_act="gelu_new",
+        partial_rotary_factor=0.5,
+    ),
+    "gemma2": _relative(
+        "Gemma2",
+        "gemma2",
+        **_ONE_WINDOW,
+        head_dim=24,
+        hidden_activation="gelu_pytorch_tanh",
+        query_pre_attn_scalar=40,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=30.0,
+    ),
+    "gemma3_text": _relative(
+        "Gemma3",
+        "gemma3",
+        **_WINDOW,
+        head_dim=24,
+        hidden_activation="gelu_pytorch_tanh",
+        query_pre_attn_scalar=40,
+        rope_theta=1e6,
+        rope_local_base_freq=1e4,
+        sliding_window_pattern=2,
+    ),
+}
+"""Llama's relatives without tensors of another kind, by their `model_type`."""
+FAMILIES = {
+    "llama": _gated(
+        "Llama",
+        "llama",
+        llama_shapes,
+        tie_word_embeddings=False,
+        rms_norm_eps=1e-5,
+        rope_theta=10000.0,
+    ),
+    "qwen2": _gated(
+        "Qwen2",
+        "qwen2",
+        qwen2_shapes,
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-6,
+        rope_theta=1000000.0,
+        use_sliding_window=False,
+        sliding_window=itemgetter("context"),
+        max_window_layers=itemgetter("layers"),
+    ),
+    "phi3": _gated(
+        "Phi3",
+        "phi3",
+        phi3_shapes,
+        {"kv_heads": 4},
+        original_max_position_embeddings=itemgetter("context"),
+        sliding_window=255,
+        tie_word_embeddings=False,
+        attention_bias=False,
+        rms_norm_eps=1e-5,
+        rope_theta=10000.0,
+        rope_scaling=None,
+        pad_token_id=0,
+    ),
+    **RELATIVES,
+    # `attention`: the layers that have it. The feed-forward is as published: 1.5 times the ffn.
+    "lfm2": _gated(
+        "Lfm2",
+        "lfm2",
+        lfm2_shapes,
+        {"layers": 3, "attention": (1,)},
+        full_attn_idxs=lambda options: [*options["attention"]],
+        block_ff_dim=lambda options: 3 * options["ffn"] // 2,
+        block_multiple_of=32,
+        conv_L_cache=3,
+        conv_bias=False,
+        norm_eps=1e-5,
+        rope_theta=1000000.0,
+        pad_token_id=0,
+    ),
+    # `kinds`: S for a layer with a window, F for one without. By default the last three read the
+    # keys and values of the first two, one of each kind.
+    "gemma4_text": _gated(
+        "Gemma4",
+        "gemma4",
+        gemma4_shapes,
+        {"kinds": "SFSSF"},
+        num_hidden_layers=lambda options: len(options["kinds"]),
+        layer_types=_gemma4_layers,
+        num_kv_shared_layers=3,
+        head_dim=16,
+        global_head_dim=32,
+        sliding_window=40,
+        hidden_activation="gelu_pytorch_tanh",
+        hidden_size_per_layer_input=32,
+        vocab_size_per_layer_input=itemgetter("vocab"),
+        final_logit_softcapping=30.0,
+        use_double_wide_mlp=False,
+        attention_k_eq_v=False,
+        enable_moe_block=False,
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-6,
+        pad_token_id=0,
+    ),
+    # Every second layer has attention, the others the delta rule.
+    "qwen3_5_text": _gated(
+        "Qwen3_5",
+        "qwen35",
+        qwen35_shapes,
+        {"layers": 4},
+        head_dim=64,
+        full_attention_interval=2,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=16,
+        linear_value_head_dim=32,
+        linear_conv_kernel_dim=4,
+        attn_output_gate=True,
+        rms_norm_eps=1e-6,
+        rope_parameters=_QWEN35_ROPE,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+    ),
+    # Without experts: attention in the layers `attention`, else Mamba-2.
+    "granitemoehybrid": _gated(
+        "GraniteMoeHybrid",
+        "granitehybrid",
+        granite_hybrid_shapes,
+        {"layers": 3, "attention": (1,)},
+        layer_types=_granite_layers,
+        position_embedding_type="nope",
+        shared_intermediate_size=itemgetter("ffn"),
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        embedding_multiplier=2.0,
+        residual_multiplier=0.5,
+        attention_multiplier=0.0625,
+        logits_scaling=8.0,
+        mamba_expand=2,
+        mamba_n_heads=lambda options: 2 * options["hidden"] // 32,
+        mamba_d_head=32,
+        mamba_d_state=48,
+        mamba_n_groups=1,
+        mamba_d_conv=4,
+        mamba_conv_bias=True,
+        mamba_proj_bias=False,
+        rms_norm_eps=1e-5,
+        rope_theta=10000.0,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+    ),
+    # With a `projection` and not `norm_before` it is like the 350m.
+    "opt": Family(
+        "OPTForCausalLM",
+        "",
+        opt_shapes,
+        {
+            "word_embed_proj_dim": lambda options: options["projection"] or options["hidden"],
+            "do_layer_norm_before": itemgetter("norm_before"),
+            "_remove_final_layer_norm": False,
+            "activation_function": "relu",
+            "pad_token_id": 1,
+            "prefix": "</s>",
+            "tie_word_embeddings": True,
+        },
+        {"ffn": 256, "projection": None, "norm_before": True, "prefix": "model."},
+        _OPT_KEYS,
+    ),
+    "gpt2": Family(
+        "GPT2LMHeadModel",
+        "gpt2",
+        gpt2_shapes,
+        {
+            "n_ctx": itemgetter("context"),
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": True,
+        },
+        {"prefix": ""},
+        _GPT2_KEYS,
+    ),
+}
+"""Kinds of checkpoints, by their `model_type`."""
+
+
+def make_checkpoint(
+    path: Path,
+    kind: str,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    shards: int = 1,
+    tie: bool | None = None,
+    config: Config | None = None,
+    **options: Any,
+) -> Path:
+    """Writes a checkpoint with random weights to the folder `path` and returns it.
+
+    The weights are scaled so that logits have clear maxima. Only one tensor is in memory at a time.
+
+    Args:
+        kind: one of `FAMILIES`.
+        dtype: float32, float16 or bfloat16.
+        tie: whether the head is the embedding; None: as is usual.
+        config: replaces keys of config.json.
+        options: hidden, layers, heads, kv_heads, ffn, vocab and context, and a family's own.
+    """
+    family = FAMILIES[kind]
+    given = {**_SIZES, **family.options, **options}
+    settings = {
+        "architectures": [family.architecture],
+        "model_type": kind,
+        "vocab_size": given["vocab"],
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "dtype": dtype,
+        **{key: given[size] for size, key in family.keys.items()},
+        **{key: of(given) if callable(of) else of for key, of in family.config.items()},
+        **({} if tie is None else {"tie_word_embeddings": tie}),
+        **(config or {}),
+    }
+    prefix = {"prefix": given["prefix"]} if "prefix" in given else {}
+    shapes = family.shapes(settings, **prefix)
+    return write_checkpoint(path, settings, shapes, seed=seed, shards=shards)
+
+
+make_llama_checkpoint = partial(make_checkpoint, kind="llama")
 
 
 # -- writing ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from tests.checkpoints import make_qwen35_checkpoint, make_relative_checkpoint
+from tests import checkpoints
 
 
 def make_checkpoint(
@@ -21,10 +21,8 @@ def make_checkpoint(
 
     `with_states` makes it Qwen3.5's, otherwise it is Qwen3's.
     """
-    if with_states:
-        make_qwen35_checkpoint(folder, **options)
-    else:
-        make_relative_checkpoint(folder, kind="qwen3", **options)
+    kind = "qwen3_5_text" if with_states else "qwen3"
+    checkpoints.make_checkpoint(folder, kind, **options)
     config = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
     rng, hidden = np.random.default_rng(seed), config["hidden_size"]

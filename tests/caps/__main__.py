@@ -31,7 +31,7 @@ from bench.serving.server import ServerError, serving
 from bench.tools.repeating import repeating
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.text.files import TOKENIZER
-from tests.checkpoints import make_relative_checkpoint
+from tests.checkpoints import make_checkpoint
 from tests.fuzz.grammars import chat_tokenizer
 from tests.kinds import chats
 
@@ -207,7 +207,7 @@ def made_up(folder: Path, tokens: int) -> dict[str, str]:
         vocabulary.setdefault("".join(rng.sample(known, 2)), len(vocabulary))
     sizes = {"hidden": 512, "layers": 8, "heads": 8, "ffn": 1024, "context": 8192}
     end = {"eos_token_id": vocabulary["<|im_end|>"]}
-    path = make_relative_checkpoint(folder, kind="qwen3", vocab=tokens, config=end, **sizes)
+    path = make_checkpoint(folder, "qwen3", vocab=tokens, config=end, **sizes)
     (path / TOKENIZER).write_text(json.dumps(tokenizer))
     return chats(path)
 

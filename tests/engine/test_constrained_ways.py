@@ -17,7 +17,7 @@ from specops.engine.engine import Engine
 from specops.request import FinishReason, GenerationRequest, Grammar, GrammarKind, SamplingParams
 from specops.text.tools.formats import Tool
 from specops.text.tools.grammar import CallGrammar
-from tests.checkpoints import make_lfm2_checkpoint
+from tests.checkpoints import make_checkpoint
 from tests.generating import run
 from tests.text.tools.scripts import BY_NAME
 
@@ -59,7 +59,7 @@ def engines(
     wide = replace(tiny_settings, slots=AT_ONCE, max_batched_tokens=64)
     if request.param == "attention":
         return [Engine.load(wide), Engine.load(replace(wide, draft=str(tiny_head)))]
-    folder = str(make_lfm2_checkpoint(tmp_path_factory.mktemp("lfm2") / "model"))
+    folder = str(make_checkpoint(tmp_path_factory.mktemp("lfm2") / "model", "lfm2"))
     own = {"target": folder, "draft": folder, "quant": "int8-32", "draft_quant": "int4-32-rtn"}
     return [Engine.load(replace(wide, **own))]
 

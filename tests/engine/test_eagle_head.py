@@ -1,7 +1,6 @@
 """An EAGLE-3 head computes what the format says, whatever happens to its requests."""
 
 from dataclasses import replace
-from functools import partial
 from itertools import count, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from specops.engine.engine import Engine
 from specops.request import GenerationRequest, SamplingParams
 from specops.speculation.drafters.base import DraftContext
 from specops.speculation.drafters.eagle import EagleDrafter
-from tests.checkpoints import make_lfm2_checkpoint, make_llama_checkpoint
+from tests.checkpoints import make_checkpoint
 from tests.eagle_heads import LAYERS, Reference, write_head
 from tests.generating import run
 
@@ -64,14 +63,15 @@ _ids = count()
 SAMPLED = SamplingParams(1.0, top_k=5, seed=3)
 
 
-MAKERS = {"llama": make_llama_checkpoint, "lfm2": partial(make_lfm2_checkpoint, attention=(2, 5))}
+TARGETS: dict[str, dict[str, Any]] = {"llama": {}, "lfm2": {"attention": (2, 5)}}
 
 
 @pytest.fixture(scope="module")
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Llama's layers, or what the test's parameter names."""
-    make, folder = MAKERS[getattr(request, "param", "llama")], tmp_path_factory.mktemp("eagle")
-    return make(folder / "target", layers=LAYERS, vocab=320, context=256, seed=2)
+    kind, folder = getattr(request, "param", "llama"), tmp_path_factory.mktemp("eagle")
+    sizes = {"layers": LAYERS, "vocab": 320, "context": 256}
+    return make_checkpoint(folder / "target", kind, **TARGETS[kind], **sizes, seed=2)
 
 
 def exact(target: Path, cache_dir: Path) -> Settings:
@@ -187,7 +187,7 @@ def test_guesses_are_the_reference_s(
         np.testing.assert_allclose(guess.logits, expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("target", MAKERS, indirect=True)
+@pytest.mark.parametrize("target", TARGETS, indirect=True)
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED], ids=["greedy", "seeded"])
 def test_output_is_that_of_plain_decoding(
     sampling: SamplingParams, target: Path, settings: Settings, tmp_path: Path

@@ -19,12 +19,7 @@ from specops.runtime.model_runner import ModelRunner, cache_shape
 from specops.runtime.session import open_session
 from specops.speculation.drafters.base import DraftContext, LookupDrafter
 from specops.speculation.drafters.draft_model import DraftModelDrafter
-from tests.checkpoints import (
-    make_gemma4_checkpoint,
-    make_granite_hybrid_checkpoint,
-    make_lfm2_checkpoint,
-    make_qwen35_checkpoint,
-)
+from tests.checkpoints import make_checkpoint
 from tests.passes import Passes, prepared
 from tests.simulated_target import (
     Clock,
@@ -88,12 +83,12 @@ def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     path = tmp_path_factory.mktemp("states") / "source"
     config = {"max_position_embeddings": 2048}
     if request.param == "qwen3.5":
-        return make_qwen35_checkpoint(path, layers=3, config=config)
+        return make_checkpoint(path, "qwen3_5_text", layers=3, config=config)
     if request.param == "gemma4":
-        return make_gemma4_checkpoint(path, config=config)
+        return make_checkpoint(path, "gemma4_text", config=config)
     if request.param == "granite":
-        return make_granite_hybrid_checkpoint(path, config=config)
-    return make_lfm2_checkpoint(path, layers=4, attention=(1,), config=config)
+        return make_checkpoint(path, "granitemoehybrid", config=config)
+    return make_checkpoint(path, "lfm2", layers=4, config=config)
 
 
 def exported(source: Path, quantization: str) -> Path:

@@ -22,18 +22,7 @@ from specops.models.convert.gguf.checkpoint import GgufCheckpoint
 from specops.models.convert.gguf.header import Metadata, read_header
 from specops.models.convert.gguf.tokenizer import tokenizer_files
 from specops.models.convert.model_config import Entries
-from tests.checkpoints import (
-    RELATIVES,
-    make_gemma4_checkpoint,
-    make_gpt2_checkpoint,
-    make_granite_hybrid_checkpoint,
-    make_lfm2_checkpoint,
-    make_llama_checkpoint,
-    make_phi3_checkpoint,
-    make_qwen2_checkpoint,
-    make_qwen35_checkpoint,
-    make_relative_checkpoint,
-)
+from tests.checkpoints import FAMILIES, make_checkpoint
 from tests.files.packages import llama_cpp
 from tests.files.report import Row
 from tests.models.convert.gguf.files import SIZES, write_gguf
@@ -273,20 +262,12 @@ def _observed() -> Iterator[str]:
 def _made(folder: Path) -> Iterator[Path]:
     """A small file of each architecture."""
     long_rope = {"rope_scaling": _LONG, "original_max_position_embeddings": 64}
-    makers: dict[str, Callable[[Path], Path]] = {
-        "llama": lambda path: make_llama_checkpoint(path, **SIZES),
-        "qwen2": lambda path: make_qwen2_checkpoint(path, **SIZES),
-        "phi3": lambda path: make_phi3_checkpoint(path, **SIZES, config=long_rope),
-        "gpt2": lambda path: make_gpt2_checkpoint(
-            path, **{name: SIZES[name] for name in ("hidden", "layers", "heads", "context")}
-        ),
-        "gemma4": lambda path: make_gemma4_checkpoint(path, **{**SIZES, "layers": 5}, config=_WIDE),
-        "lfm2": lambda path: make_lfm2_checkpoint(path, **SIZES),
-        "granitehybrid": lambda path: make_granite_hybrid_checkpoint(path, **SIZES),
-        "qwen35": lambda path: make_qwen35_checkpoint(path, **SIZES),
+    options: dict[str, dict[str, Any]] = {
+        "phi3": {"config": long_rope},
+        "gemma4_text": {"layers": 5, "config": _WIDE},
     }
-    for kind in RELATIVES:
-        makers[kind] = lambda path, kind=kind: make_relative_checkpoint(path, kind=kind, **SIZES)
-    for name, make in makers.items():
-        source = make(folder / name)
-        yield write_gguf(source, folder / f"{name}.gguf", lambda _: Kind.Q8_0)
+    for kind, family in FAMILIES.items():
+        if family.gguf:
+            sizes = {name: SIZES[name] for name in family.keys}
+            source = make_checkpoint(folder / kind, kind, **{**sizes, **options.get(kind, {})})
+            yield write_gguf(source, folder / f"{kind}.gguf", lambda _: Kind.Q8_0)

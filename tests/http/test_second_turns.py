@@ -18,11 +18,7 @@ from tokenizers import Tokenizer
 
 from specops.config import Settings
 from specops.engine.engine import Engine
-from tests.checkpoints import (
-    make_granite_hybrid_checkpoint,
-    make_lfm2_checkpoint,
-    make_qwen35_checkpoint,
-)
+from tests.checkpoints import make_checkpoint
 from tests.http.real_engine import in_process
 
 pytestmark = pytest.mark.anyio
@@ -51,15 +47,11 @@ TEMPLATE = """\
 OPENING = 16  # most tokens of what the template writes around a message
 
 
-@pytest.fixture(
-    scope="module",
-    params=[make_lfm2_checkpoint, make_qwen35_checkpoint, make_granite_hybrid_checkpoint],
-)
+@pytest.fixture(scope="module", params=["lfm2", "qwen3_5_text", "granitemoehybrid"])
 def settings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     folder = tmp_path_factory.mktemp("turns") / "model"
-    request.param(
-        folder, layers=4, context=8192, vocab=END + 1, hidden=128, config={"eos_token_id": END}
-    )
+    sizes = {"layers": 4, "context": 8192, "vocab": END + 1, "hidden": 128}
+    make_checkpoint(folder, request.param, **sizes, config={"eos_token_id": END})
     file, about = folder / "tokenizer.json", folder / "tokenizer_config.json"
     tokenizer = Tokenizer.from_file(str(file))
     unused = range(tokenizer.get_vocab_size(), END + 1 - len(MARKS))

@@ -7,8 +7,7 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,20 +24,7 @@ from specops.models.convert.families.gated_decoder import GatedDecoder
 from specops.models.convert.model_config import ModelConfig
 from specops.runtime.batch import Batch
 from specops.runtime.kernels import NORM
-from tests.checkpoints import (
-    RELATIVES,
-    YARN,
-    make_gemma4_checkpoint,
-    make_gpt2_checkpoint,
-    make_granite_hybrid_checkpoint,
-    make_lfm2_checkpoint,
-    make_llama_checkpoint,
-    make_opt_checkpoint,
-    make_phi3_checkpoint,
-    make_qwen2_checkpoint,
-    make_qwen35_checkpoint,
-    make_relative_checkpoint,
-)
+from tests.checkpoints import RELATIVES, YARN, make_checkpoint, make_llama_checkpoint
 from tests.models.convert.runner import Runner, edit_config
 from tests.models.graph.test_tiles import operators
 from tests.passes import Passes, prepared, random_chunks
@@ -48,21 +34,24 @@ TOKENS = [int(token) for token in np.random.default_rng(2).integers(0, VOCAB, 15
 SPANS = {0: 1, 1: 4, 2: 1}  # tokens of each slot in a pass
 OTHER_TOKENS = [int(token) for token in np.random.default_rng(3).integers(0, VOCAB, 80)]
 
-Make = Callable[..., Path]
 Float = NDArray[np.float32]
 
 
 class Case(NamedTuple):
-    """A maker of checkpoints and its options.
+    """A kind of checkpoint and its options.
 
     `rounding` multiplies the allowed error of rounded weights: norms after a part scale its error
-    up. `alone`: norms but for the last, and activations, that are no part of a product: how many.
+    up. `norms`: how many but for the last are no part of a product.
     """
 
-    make: Make
+    kind: str
     options: dict[str, Any]
-    rounding: float = 1.0
-    alone: dict[str, int] | None = None
+    rounding: float
+    norms: int
+
+
+def case_of(kind: str, rounding: float = 1.0, norms: int = 0, **options: Any) -> Case:
+    return Case(kind, options, rounding, norms)
 
 
 def long_rope(pairs: int) -> dict[str, Any]:
@@ -76,147 +65,105 @@ def long_rope(pairs: int) -> dict[str, Any]:
 
 
 CASES = {
-    **{kind: Case(make_relative_checkpoint, {"kind": kind}) for kind in RELATIVES},
-    "llama attention biases": Case(make_llama_checkpoint, {"config": {"attention_bias": True}}),
-    "llama all biases": Case(
-        make_llama_checkpoint,
-        {"dtype": "bfloat16", "config": {"attention_bias": True, "mlp_bias": True}},
+    **{kind: case_of(kind) for kind in RELATIVES},
+    "llama attention biases": case_of("llama", config={"attention_bias": True}),
+    "llama all biases": case_of(
+        "llama", dtype="bfloat16", config={"attention_bias": True, "mlp_bias": True}
     ),
-    "llama heads of 8": Case(make_llama_checkpoint, {"hidden": 64, "heads": 8, "kv_heads": 2}),
-    "llama heads of 24": Case(make_llama_checkpoint, {"hidden": 96, "heads": 4, "kv_heads": 2}),
-    "qwen2": Case(make_qwen2_checkpoint, {}),
-    "qwen2 0.5b": Case(
-        make_qwen2_checkpoint, {"hidden": 112, "heads": 7, "kv_heads": 1, "ffn": 152}
+    "llama heads of 8": case_of("llama", hidden=64, heads=8, kv_heads=2),
+    "llama heads of 24": case_of("llama", hidden=96, heads=4, kv_heads=2),
+    "qwen2": case_of("qwen2"),
+    "qwen2 0.5b": case_of("qwen2", hidden=112, heads=7, kv_heads=1, ffn=152),
+    "phi3 mini": case_of("phi3", hidden=96, heads=1, kv_heads=1, ffn=256),
+    "phi3 medium": case_of("phi3", heads=4, kv_heads=2, dtype="bfloat16"),
+    "phi3 no window": case_of("phi3", config={"sliding_window": None}),
+    "phi3 window of 40": case_of("phi3", config={"sliding_window": 40}),
+    "phi3 window of 1": case_of("phi3", config={"sliding_window": 1}),
+    "phi3 partial rotary": case_of(
+        "phi3", hidden=128, heads=2, kv_heads=2, config={"partial_rotary_factor": 0.75}
     ),
-    "phi3 mini": Case(make_phi3_checkpoint, {"hidden": 96, "heads": 1, "kv_heads": 1, "ffn": 256}),
-    "phi3 medium": Case(make_phi3_checkpoint, {"heads": 4, "kv_heads": 2, "dtype": "bfloat16"}),
-    "phi3 no window": Case(make_phi3_checkpoint, {"window": None}),
-    "phi3 window of 40": Case(make_phi3_checkpoint, {"window": 40}),
-    "phi3 window of 1": Case(make_phi3_checkpoint, {"window": 1}),
-    "phi3 partial rotary": Case(
-        make_phi3_checkpoint,
-        {"hidden": 128, "heads": 2, "kv_heads": 2, "config": {"partial_rotary_factor": 0.75}},
+    "phi3 partial rotary of 8": case_of(
+        "phi3", hidden=64, heads=4, kv_heads=2, config={"partial_rotary_factor": 0.5}
     ),
-    "phi3 partial rotary of 8": Case(
-        make_phi3_checkpoint,
-        {"hidden": 64, "heads": 4, "kv_heads": 2, "config": {"partial_rotary_factor": 0.5}},
+    "phi3.5": case_of("phi3", config=long_rope(8)),
+    "phi4 mini": case_of(
+        "phi3",
+        **{"hidden": 128, "heads": 2, "kv_heads": 1, "tie": True},
+        config={**long_rope(24), "partial_rotary_factor": 0.75},
     ),
-    "phi3.5": Case(make_phi3_checkpoint, {"config": long_rope(8)}),
-    "phi4 mini": Case(
-        make_phi3_checkpoint,
-        {
-            "hidden": 128,
-            "heads": 2,
-            "kv_heads": 1,
-            "config": {**long_rope(24), "partial_rotary_factor": 0.75, "tie_word_embeddings": True},
-        },
+    "qwen3": case_of("qwen3", dtype="bfloat16"),
+    "olmo2": case_of("olmo2", 1.8, norms=8),
+    "olmo3": case_of("olmo3", 1.8, norms=8),
+    "exaone4": case_of("exaone4", 1.8, norms=4),
+    "exaone4 no window": case_of(
+        *("exaone4", 1.8, 4), config={"sliding_window": None, "layer_types": ["full_attention"] * 2}
     ),
-    "qwen3": Case(make_relative_checkpoint, {"kind": "qwen3", "dtype": "bfloat16"}),
-    "olmo2": Case(make_relative_checkpoint, {"kind": "olmo2"}, 1.8, {NORM: 8}),
-    "olmo3": Case(make_relative_checkpoint, {"kind": "olmo3"}, 1.8, {NORM: 8}),
-    "exaone4": Case(make_relative_checkpoint, {"kind": "exaone4"}, 1.8, {NORM: 4}),
-    "exaone4 no window": Case(
-        make_relative_checkpoint,
-        {
-            "kind": "exaone4",
-            "config": {"sliding_window": None, "layer_types": ["full_attention"] * 2},
-        },
-        1.8,
-        {NORM: 4},
-    ),
-    "glm4": Case(make_relative_checkpoint, {"kind": "glm4"}, 1.8, {NORM: 4}),
-    "phi": Case(make_relative_checkpoint, {"kind": "phi", "kv_heads": 4}),
-    "gemma2": Case(make_relative_checkpoint, {"kind": "gemma2"}, 1.8, {NORM: 5}),
-    "gemma3_text": Case(
-        make_relative_checkpoint, {"kind": "gemma3_text", "layers": 3}, 1.8, {NORM: 6}
-    ),
-    "gemma3 heads of 256": Case(
-        make_relative_checkpoint,
-        {
-            "kind": "gemma3_text",
-            "heads": 2,
-            "kv_heads": 1,
-            "config": {
-                "head_dim": 256,
-                "layer_types": ["full_attention", "sliding_attention"],
-                "rope_theta": None,
-                "rope_local_base_freq": None,
-                "rope_parameters": {
-                    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-                },
+    "glm4": case_of("glm4", 1.8, norms=4),
+    "phi": case_of("phi", kv_heads=4),
+    "gemma2": case_of("gemma2", 1.8, norms=5),
+    "gemma3_text": case_of("gemma3_text", 1.8, norms=6, layers=3),
+    "gemma3 heads of 256": case_of(
+        *("gemma3_text", 1.8, 4),
+        heads=2,
+        kv_heads=1,
+        config={
+            "head_dim": 256,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "rope_theta": None,
+            "rope_local_base_freq": None,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
             },
         },
-        1.8,
-        {NORM: 4},
     ),
-    "lfm2": Case(make_lfm2_checkpoint, {"layers": 4, "attention": (0, 2)}, 1.8),
-    "lfm2 ends with attention": Case(
-        make_lfm2_checkpoint, {"attention": (2,), "dtype": "bfloat16"}, 1.8
+    "lfm2": case_of("lfm2", 1.8, layers=4, attention=(0, 2)),
+    "lfm2 ends with attention": case_of("lfm2", 1.8, attention=(2,), dtype="bfloat16"),
+    "gemma4": case_of("gemma4_text", 1.8, norms=17),
+    "gemma4 e2b": case_of(
+        *("gemma4_text", 1.8, 20), kinds="SSFSSF", kv_heads=1, config={"use_double_wide_mlp": True}
     ),
-    "gemma4": Case(make_gemma4_checkpoint, {}, 1.8, {NORM: 17}),
-    "gemma4 e2b": Case(
-        make_gemma4_checkpoint,
-        {"kv_heads": 1, "config": {"kinds": "SSFSSF", "use_double_wide_mlp": True}},
-        1.8,
-        {NORM: 20},
-    ),
-    "gemma4 31b": Case(
-        make_gemma4_checkpoint,
-        {
-            "config": {
-                "kinds": "SSF",
-                "num_kv_shared_layers": 0,
-                "hidden_size_per_layer_input": 0,
-                "attention_k_eq_v": True,
-                "num_global_key_value_heads": 1,
-            }
+    "gemma4 31b": case_of(
+        *("gemma4_text", 1.8, 7),
+        kinds="SSF",
+        config={
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
         },
-        1.8,
-        {NORM: 7},
     ),
-    "gemma4 heads of 512": Case(
-        make_gemma4_checkpoint,
-        {"config": {"head_dim": 256, "global_head_dim": 512}},
-        2.5,
-        {NORM: 17},
+    "gemma4 heads of 512": case_of(
+        *("gemma4_text", 2.5, 17), config={"head_dim": 256, "global_head_dim": 512}
     ),
-    "qwen3.5": Case(make_qwen35_checkpoint, {}, 2.2),
-    "granite hybrid": Case(make_granite_hybrid_checkpoint, {}, 1.8),
-    "granite hybrid that rotates": Case(
-        make_granite_hybrid_checkpoint,
-        {
-            "attention": (0, 2),
-            "config": {"position_embedding_type": "rope", "mamba_conv_bias": False},
-        },
-        1.8,
-    ),
-    "granite 4 without states": Case(
-        make_granite_hybrid_checkpoint,
-        {"layers": 2, "attention": (0, 1), "config": {"position_embedding_type": "rope"}},
-        1.8,
-    ),
-    "qwen3.5 ends without attention": Case(
-        make_qwen35_checkpoint,
-        {
-            "layers": 3,
-            "dtype": "bfloat16",
-            "config": {"linear_num_key_heads": 4, "tie_word_embeddings": False},
-        },
+    "qwen3.5": case_of("qwen3_5_text", 2.2),
+    "qwen3.5 ends without attention": case_of(
+        "qwen3_5_text",
         2.2,
+        **{"layers": 3, "dtype": "bfloat16", "tie": False},
+        config={"linear_num_key_heads": 4},
     ),
-    "opt 125m": Case(make_opt_checkpoint, {}),
-    "opt 350m": Case(make_opt_checkpoint, {"projection": 32, "norm_before": False}),
-    "opt 1.3b": Case(
-        make_opt_checkpoint, {"hidden": 96, "heads": 3, "ffn": 384, "dtype": "float16"}
+    "granite hybrid": case_of("granitemoehybrid", 1.8),
+    "granite hybrid that rotates": case_of(
+        "granitemoehybrid",
+        1.8,
+        attention=(0, 2),
+        config={"position_embedding_type": "rope", "mamba_conv_bias": False},
     ),
-    "opt untied": Case(make_opt_checkpoint, {"tie": False}),
-    "opt without prefix": Case(make_opt_checkpoint, {"prefix": ""}),
-    "gpt2 untied": Case(make_gpt2_checkpoint, {"tie": False, "prefix": "transformer."}),
-    "gpt2": Case(make_gpt2_checkpoint, {}),
-    "gpt2 odd widths": Case(
-        make_gpt2_checkpoint, {"hidden": 80, "heads": 5, "config": {"n_inner": 147}}
+    "granite 4 without states": case_of(
+        "granitemoehybrid",
+        1.8,
+        **{"layers": 2, "attention": (0, 1)},
+        config={"position_embedding_type": "rope"},
     ),
+    "opt 125m": case_of("opt"),
+    "opt 350m": case_of("opt", projection=32, norm_before=False),
+    "opt 1.3b": case_of("opt", hidden=96, heads=3, ffn=384, dtype="float16"),
+    "opt untied": case_of("opt", tie=False),
+    "opt without prefix": case_of("opt", prefix=""),
+    "gpt2 untied": case_of("gpt2", tie=False, prefix="transformer."),
+    "gpt2": case_of("gpt2"),
+    "gpt2 odd widths": case_of("gpt2", hidden=80, heads=5, config={"n_inner": 147}),
 }
 
 
@@ -276,7 +223,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 def folder(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder whose `source` is the case's checkpoint."""
     path = tmp_path_factory.mktemp("family")
-    case.make(path / "source", vocab=VOCAB, **case.options)
+    make_checkpoint(path / "source", case.kind, vocab=VOCAB, **case.options)
     return path
 
 
@@ -343,7 +290,7 @@ def test_quantized_logits_stay_close_to_fp32(
     alone = Counter({kind: count for kind, count in counts if kinds.search(kind)})
     # No product makes the last norm, of which embeddings are made; OPT 350M has none.
     last = case.options.get("norm_before", True)
-    assert alone == Counter(case.alone or {}) + Counter({NORM: int(last)})
+    assert alone == Counter({NORM: case.norms + last})
 
 
 def test_a_token_has_the_same_bits_whatever_else_is_in_its_pass(folder: Path) -> None:
@@ -437,7 +384,7 @@ def test_a_llama_is_read_as_transformers_reads_it(name: str, tmp_path: Path) -> 
 @pytest.mark.reference
 def test_a_context_within_the_trained_one_rotates_by_its_own_frequencies(tmp_path: Path) -> None:
     """A longer context rotates by the long frequencies, from the first position on."""
-    source = make_phi3_checkpoint(tmp_path / "source", vocab=VOCAB, config=long_rope(8))
+    source = make_checkpoint(tmp_path / "source", "phi3", vocab=VOCAB, config=long_rope(8))
     model, tokens = export(tmp_path, "fp32"), TOKENS[:64]
     within = transformers_logits(source, tokens)
     beyond = transformers_logits(source, TOKENS)
@@ -473,54 +420,54 @@ GEMMA4_AUDIO = {
 }
 QWEN_VISION = {"depth": 1, "num_heads": 2, "hidden_size": 64}
 MROPE = {"type": "mrope", "mrope_section": [2, 3, 3]}
-MULTIMODAL: dict[str, tuple[str, Make, dict[str, Any], dict[str, Any]]] = {
+MULTIMODAL: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "qwen2_vl": (
         "Qwen2VLForConditionalGeneration",
-        make_qwen2_checkpoint,
-        {"config": {"rope_scaling": MROPE, "tie_word_embeddings": False}, "tie": False},
+        "qwen2",
+        {"config": {"rope_scaling": MROPE}, "tie": False},
         {"depth": 1, "num_heads": 2, "embed_dim": 64, "hidden_size": 64},
     ),
     "qwen2_5_vl": (
         "Qwen2_5_VLForConditionalGeneration",
-        make_qwen2_checkpoint,
+        "qwen2",
         {"config": {"rope_scaling": MROPE}},
         {**QWEN_VISION, "intermediate_size": 64, "out_hidden_size": 64},
     ),
     "qwen3_vl": (
         "Qwen3VLForConditionalGeneration",
-        partial(make_relative_checkpoint, kind="qwen3"),
+        "qwen3",
         {"config": {"rope_scaling": {**MROPE, "type": "default", "mrope_section": [6, 5, 5]}}},
         {**QWEN_VISION, "intermediate_size": 64, "out_hidden_size": 64},
     ),
     "qwen3_5": (
         "Qwen3_5ForConditionalGeneration",
-        make_qwen35_checkpoint,
+        "qwen3_5_text",
         {},
         {**QWEN_VISION, "intermediate_size": 64, "out_hidden_size": 64},
     ),
     "gemma3": (
         "Gemma3ForConditionalGeneration",
-        partial(make_relative_checkpoint, kind="gemma3_text"),
+        "gemma3_text",
         {},
         {**SIGLIP, "image_size": 32, "patch_size": 4},
     ),
-    "gemma4": ("Gemma4ForConditionalGeneration", make_gemma4_checkpoint, {}, GEMMA4_VISION),
+    "gemma4": ("Gemma4ForConditionalGeneration", "gemma4_text", {}, GEMMA4_VISION),
     "gemma4 31b": (
         "Gemma4ForConditionalGeneration",
-        make_gemma4_checkpoint,
+        "gemma4_text",
         CASES["gemma4 31b"].options,
         GEMMA4_VISION,
     ),
     "mistral3 small": (
         "Mistral3ForConditionalGeneration",
-        partial(make_relative_checkpoint, kind="mistral"),
+        "mistral",
         {},
         PIXTRAL,
     ),
     "mistral3": (
         "Mistral3ForConditionalGeneration",
-        partial(make_relative_checkpoint, kind="ministral3"),
-        {"config": {"tie_word_embeddings": True}},
+        "ministral3",
+        {"tie": True},
         PIXTRAL,
     ),
 }
@@ -536,8 +483,8 @@ def test_the_language_model_beside_an_image_encoder_gives_transformers_logits(
     Text settings are in a section or, in older files of Qwen2-VL and 2.5, at the top.
     """
     transformers = pytest.importorskip("transformers", reason="needs the extra `reference`")
-    architecture, make, options, vision = MULTIMODAL[kind]
-    alone = make(tmp_path / "alone", vocab=VOCAB, **options)
+    architecture, made, options, vision = MULTIMODAL[kind]
+    alone = make_checkpoint(tmp_path / "alone", made, vocab=VOCAB, **options)
     text = json.loads((alone / "config.json").read_text())
     kind = kind.partition(" ")[0]
     settings = {"architectures": [architecture], "model_type": kind, "vision_config": vision}
@@ -577,8 +524,8 @@ def test_the_language_model_beside_an_image_encoder_gives_transformers_logits(
 SAVED_AGAIN = {
     **{kind: CASES[kind] for kind in ("granite hybrid", "lfm2", "qwen3.5")},
     # transformers pads the layers' numbers: 04, 10.
-    "gemma4 of 11 layers": Case(make_gemma4_checkpoint, {"config": {"kinds": "SSSSFSSSSSF"}}),
-    "gemma4, heads of one size": Case(make_gemma4_checkpoint, {"config": {"global_head_dim": 16}}),
+    "gemma4 of 11 layers": case_of("gemma4_text", kinds="SSSSFSSSSSF"),
+    "gemma4, heads of one size": case_of("gemma4_text", config={"global_head_dim": 16}),
 }
 
 
@@ -587,8 +534,8 @@ SAVED_AGAIN = {
 def test_a_checkpoint_that_transformers_has_saved_again_is_read(kind: str, tmp_path: Path) -> None:
     """As fine-tunes are: it writes other keys and values than published files have."""
     transformers = pytest.importorskip("transformers", reason="needs the extra `reference`")
-    make, options = SAVED_AGAIN[kind][:2]
-    source = make(tmp_path / "source", **{"vocab": VOCAB, **options})
+    saved = SAVED_AGAIN[kind]
+    source = make_checkpoint(tmp_path / "source", saved.kind, vocab=VOCAB, **saved.options)
     published = json.loads((source / "config.json").read_text())
     model = getattr(transformers, published["architectures"][0]).from_pretrained(source)
     model.save_pretrained(source)
@@ -599,7 +546,7 @@ def test_a_checkpoint_that_transformers_has_saved_again_is_read(kind: str, tmp_p
 
 def test_one_rotation_for_all_layers_scales_those_without_a_window(tmp_path: Path) -> None:
     """In `rope_parameters` as in the older `rope_scaling`."""
-    file = make_relative_checkpoint(tmp_path, kind="olmo3", vocab=VOCAB) / "config.json"
+    file = make_checkpoint(tmp_path, "olmo3", vocab=VOCAB) / "config.json"
     older = json.loads(file.read_text())
     one = {key: value for key, value in older.items() if key not in ("rope_scaling", "rope_theta")}
     one["rope_parameters"] = {**older["rope_scaling"], "rope_theta": older["rope_theta"]}
@@ -621,15 +568,15 @@ def test_olmo_3_is_read_as_transformers_5_writes_it(tmp_path: Path) -> None:
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     }
     config = {"rope_theta": None, "rope_scaling": None, "layer_types": None}
-    source = make_relative_checkpoint(tmp_path / "source", kind="olmo3", layers=4, vocab=VOCAB)
+    source = make_checkpoint(tmp_path / "source", "olmo3", layers=4, vocab=VOCAB)
     edit_config(source, **config, rope_parameters=rotations)
     model = export(tmp_path, "fp32")
     assert_same(opened(model).step(0, TOKENS), transformers_logits(source, TOKENS))
 
 
-@pytest.mark.parametrize("make", [make_gpt2_checkpoint, make_opt_checkpoint])
-def test_learned_positions_are_an_input(tmp_path: Path, make: Make) -> None:
-    make(tmp_path / "source")
+@pytest.mark.parametrize("kind", ["gpt2", "opt"])
+def test_learned_positions_are_an_input(tmp_path: Path, kind: str) -> None:
+    make_checkpoint(tmp_path / "source", kind)
     graph = onnx.load(export(tmp_path, "int8-32").graph_file, load_external_data=False).graph
     inputs = [value.name for value in graph.input if not value.name.startswith("past_")]
     assert inputs == ["input_ids", "attention_mask", "position_ids"]

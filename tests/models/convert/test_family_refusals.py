@@ -9,32 +9,9 @@ import pytest
 from specops.models.convert import ExportError, Quantization, export_checkpoint
 from specops.models.convert.families import family_of
 from specops.models.convert.model_config import ModelConfig
-from tests.checkpoints import (
-    RELATIVES,
-    make_gemma4_checkpoint,
-    make_gpt2_checkpoint,
-    make_granite_hybrid_checkpoint,
-    make_lfm2_checkpoint,
-    make_llama_checkpoint,
-    make_opt_checkpoint,
-    make_phi3_checkpoint,
-    make_qwen2_checkpoint,
-    make_qwen35_checkpoint,
-    make_relative_checkpoint,
-)
+from tests.checkpoints import FAMILIES, make_checkpoint
 from tests.models.convert.runner import edit_config
 
-MAKERS = {
-    "llama": make_llama_checkpoint,
-    "qwen2": make_qwen2_checkpoint,
-    "phi3": make_phi3_checkpoint,
-    "opt": make_opt_checkpoint,
-    "gpt2": make_gpt2_checkpoint,
-    "lfm2": make_lfm2_checkpoint,
-    "qwen3_5_text": make_qwen35_checkpoint,
-    "granitemoehybrid": make_granite_hybrid_checkpoint,
-    "gemma4_text": make_gemma4_checkpoint,
-}  # the others are `RELATIVES`
 DYNAMIC = {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}
 BAD_YARN = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": "much"}}
 SHORT = {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}
@@ -221,15 +198,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-def make(family: str, folder: Path) -> Path:
-    """Writes a checkpoint of the family with this `model_type`."""
-    kind = {} if family in MAKERS else {"kind": family}
-    return MAKERS.get(family, make_relative_checkpoint)(folder, **kind)  # type: ignore[operator]
-
-
-@pytest.mark.parametrize("family", [*MAKERS, *RELATIVES])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_model_type_replaces_an_absent_architecture(tmp_path: Path, family: str) -> None:
-    source = make(family, tmp_path)
+    source = make_checkpoint(tmp_path, family)
     config = json.loads((source / "config.json").read_text())
     assert config["model_type"] == family
     named = family_of(ModelConfig(config, source))
@@ -240,7 +211,7 @@ def test_model_type_replaces_an_absent_architecture(tmp_path: Path, family: str)
 def test_settings_that_a_family_does_not_support_are_refused(
     tmp_path: Path, family: str, changes: dict[str, Any], message: str
 ) -> None:
-    source = make(family, tmp_path / "source")
+    source = make_checkpoint(tmp_path / "source", family)
     edit_config(source, **changes)
     with pytest.raises(ExportError, match=message):
         export_checkpoint(source, tmp_path / "onnx", quantization=Quantization.parse("int8-32"))

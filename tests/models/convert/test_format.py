@@ -27,7 +27,7 @@ from onnx import numpy_helper
 from specops.models.contract import FORMAT_VERSION
 from specops.models.convert import Quantization, export_checkpoint
 from specops.models.sentencepiece import make_tokenizer
-from tests.checkpoints import make_llama_checkpoint
+from tests.checkpoints import make_checkpoint, make_llama_checkpoint
 from tests.models.convert.gguf.files import DRAWN, SIZES, WRITTEN, write_gguf
 from tests.models.convert.test_families import CASES, VOCAB
 from tests.models.test_sentencepiece import write_model
@@ -42,7 +42,7 @@ Described = dict[str, Any]
 
 def of_family(name: str, folder: Path) -> Described:
     case = CASES[name]
-    case.make(folder / "source", vocab=VOCAB, **case.options)
+    make_checkpoint(folder / "source", case.kind, vocab=VOCAB, **case.options)
     return exported(folder / "source", folder, "int8-32")
 
 

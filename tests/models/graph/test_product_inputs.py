@@ -1,7 +1,7 @@
 """Norms and gates become parts of the products that read them; results stay the same."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from specops.models.graph.tiles import write_tiles
 from specops.runtime import kernels
 from specops.runtime.kernels.packing import WeightType
 from specops.runtime.session import load, plain_options
-from tests.checkpoints import make_gpt2_checkpoint, make_opt_checkpoint
+from tests.checkpoints import make_checkpoint
 from tests.models.graph.published_graph import write_published
 from tests.models.graph.test_tiles import operators
 from tests.passes import Passes, prepared
@@ -60,12 +60,12 @@ GPT2_LAYER = [LAYER_NORM, AS_IT_IS, LAYER_NORM, Made.GELU]
 
 
 @pytest.mark.parametrize(
-    ("make", "options", "expected"),
+    ("kind", "options", "expected"),
     [
-        (make_gpt2_checkpoint, {}, [*GPT2_LAYER, *GPT2_LAYER, AS_IT_IS]),
-        (make_opt_checkpoint, {}, [*OPT_LAYER, *OPT_LAYER, AS_IT_IS]),
+        ("gpt2", {}, [*GPT2_LAYER, *GPT2_LAYER, AS_IT_IS]),
+        ("opt", {}, [*OPT_LAYER, *OPT_LAYER, AS_IT_IS]),
         (  # norms follow the sums: none stands before the first layer's attention
-            make_opt_checkpoint,
+            "opt",
             {"norm_before": False, "projection": 32},
             [AS_IT_IS, AS_IT_IS, *OPT_LAYER[1:], *OPT_LAYER, LAYER_NORM, AS_IT_IS],
         ),
@@ -73,9 +73,9 @@ GPT2_LAYER = [LAYER_NORM, AS_IT_IS, LAYER_NORM, Made.GELU]
     ids=["gpt2", "opt", "opt with norms behind"],
 )
 def test_layer_norms_and_gelus_go_into_products(
-    tmp_path: Path, make: Callable[..., Path], options: dict[str, Any], expected: list[Made]
+    tmp_path: Path, kind: str, options: dict[str, Any], expected: list[Made]
 ) -> None:
-    source = make(tmp_path / "source", **options)
+    source = make_checkpoint(tmp_path / "source", kind, **options)
     logits = []
     for quant in ("fp32", "int8-32"):
         model = export_checkpoint(source, tmp_path / quant, quantization=Quantization.parse(quant))

@@ -16,31 +16,18 @@ from specops.models.graph.prepack import prepack
 from specops.models.graph.rewrite import rewrite
 from specops.runtime import kernels
 from specops.runtime.layer_shapes import Attention, SharedAttention
-from tests.checkpoints import (
-    make_gemma4_checkpoint,
-    make_gpt2_checkpoint,
-    make_llama_checkpoint,
-    make_opt_checkpoint,
-    make_phi3_checkpoint,
-    make_qwen2_checkpoint,
-)
+from tests.checkpoints import make_checkpoint
 from tests.models.convert.runner import Runner
 from tests.models.graph.published_graph import write_published
 from tests.passes import Passes, prepared, random_chunks
 
-FAMILIES: dict[str, Callable[..., Path]] = {
-    "llama": make_llama_checkpoint,
-    "qwen2": make_qwen2_checkpoint,
-    "phi3": make_phi3_checkpoint,
-    "opt": make_opt_checkpoint,
-    "gpt2": make_gpt2_checkpoint,
-}
+FAMILIES = ("llama", "qwen2", "phi3", "opt", "gpt2")
 TOKENS = np.random.default_rng(7).integers(1, 320, 60).tolist()
 
 
 def exported(folder: Path, family: str, quant: str = "int8-32", **sizes: int) -> Path:
     """The graph of an export of a tiny checkpoint."""
-    source = FAMILIES[family](folder / f"{family}-source", **sizes)
+    source = make_checkpoint(folder / f"{family}-source", family, **sizes)
     quantization = Quantization.parse(quant)
     return export_checkpoint(source, folder / family, quantization=quantization).graph_file
 
@@ -98,7 +85,7 @@ def test_a_rewritten_graph_has_the_engines_inputs(tmp_path: Path, family: str) -
 
 
 def test_attention_says_what_it_said(tmp_path: Path) -> None:
-    source = make_phi3_checkpoint(tmp_path / "source", window=40)
+    source = make_checkpoint(tmp_path / "source", "phi3", config={"sliding_window": 40})
     int8 = Quantization.parse("int8-32")
     graph = export_checkpoint(source, tmp_path / "onnx", quantization=int8).graph_file
     model = onnx.load(graph, load_external_data=False)
@@ -127,7 +114,7 @@ def test_attention_says_what_it_said(tmp_path: Path) -> None:
 
 def test_layers_with_the_same_keys_and_values_keep_them_once(tmp_path: Path) -> None:
     """Gemma 4's last layers; rows without logits do not go through them, unless a head reads."""
-    source = make_gemma4_checkpoint(tmp_path / "source")
+    source = make_checkpoint(tmp_path / "source", "gemma4_text")
     int8 = Quantization.parse("int8-32")
     graph = export_checkpoint(source, tmp_path / "onnx", quantization=int8).graph_file
     of_window, full = Attention(kv_heads=2, head_size=16), Attention(kv_heads=2, head_size=32)

@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter, TokenType
 
 from specops.models.convert.checkpoint import Checkpoint
-from tests.checkpoints import RELATIVES
+from tests.checkpoints import FAMILIES
 from tests.random_weights import write_safetensors
 
 Array = np.ndarray[Any, Any]
@@ -33,13 +33,6 @@ BLOCKS = (*WRITTEN[:5], *DRAWN)
 _STEPS = {Kind.Q2_K: 5e-3, Kind.Q3_K: 1e-3, Kind.Q4_K: 4e-4, Kind.Q5_K: 2e-4, Kind.Q6_K: 4e-5}
 _STEPS |= {Kind.IQ4_NL: 1e-3, Kind.IQ4_XS: 5e-5}
 _MIDDLES = {Kind.Q2_K: 1.5, Kind.Q4_K: 8, Kind.Q5_K: 16}
-_ARCHITECTURES = {  # llama.cpp's names, by `model_type`
-    **{kind: kind for kind in ("llama", "qwen2", "phi3", "gpt2", "lfm2")},
-    "qwen3_5_text": "qwen35",
-    "granitemoehybrid": "granitehybrid",
-    **{kind: relative.gguf for kind, relative in RELATIVES.items()},
-}
-_ARCHITECTURES["gemma4_text"] = "gemma4"
 _BOTH, _GATE, _UP = "input_linear.weight", "gate_proj.weight", "up_proj.weight"
 _MTP = {  # of an MTP block, which is one more layer
     "mtp.fc.": "eh_proj",
@@ -159,7 +152,7 @@ def _is_one_more(kind: str, name: str) -> bool:
 
 def heads_of(config: dict[str, Any], name: str) -> int:
     """The number of heads whose rows a file interleaves; 0 if it does not."""
-    if _ARCHITECTURES[config["model_type"]] not in _PERMUTED:
+    if FAMILIES[config["model_type"]].gguf not in _PERMUTED:
         return 0
     part = name.split(".")[-2]
     return {
@@ -185,7 +178,7 @@ def write_gguf(
     The folder `dequantized` becomes the same checkpoint with the weights of the file.
     """
     config = json.loads((folder / "config.json").read_text())
-    called = config.get("gguf") or _ARCHITECTURES[config["model_type"]]
+    called = config.get("gguf") or FAMILIES[config["model_type"]].gguf
     architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == called)
     layers = config.get("num_hidden_layers") or config["n_layer"]
     blocks = config.get("mtp_num_hidden_layers", 0)

@@ -4,7 +4,6 @@ Activations have 8 bits in every product of the kernels. Weights in the file's o
 further error.
 """
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,18 +23,7 @@ from specops.models.eagle.target_rows import output_blocks, output_rows
 from specops.models.graph.nodes import attributes_of
 from specops.models.graph.weight_cache import used_bytes
 from specops.runtime import kernels
-from tests.checkpoints import (
-    RELATIVES,
-    make_gemma4_checkpoint,
-    make_gpt2_checkpoint,
-    make_granite_hybrid_checkpoint,
-    make_lfm2_checkpoint,
-    make_llama_checkpoint,
-    make_phi3_checkpoint,
-    make_qwen2_checkpoint,
-    make_qwen35_checkpoint,
-    make_relative_checkpoint,
-)
+from tests.checkpoints import FAMILIES, RELATIVES, make_checkpoint, make_llama_checkpoint
 from tests.models.convert.gguf.files import (
     BLOCKS,
     DRAWN,
@@ -76,10 +64,6 @@ LONG_ROPE = {
         "long_factor": np.linspace(1.1, 6.0, 32).tolist(),
     },
 }
-
-
-def of_relative(kind: str) -> Callable[..., Path]:
-    return partial(make_relative_checkpoint, kind=kind, **OPTIONS.get(kind, HEADS))
 
 
 def by_part(parts: dict[str, Kind], other: Kind) -> KindOf:
@@ -147,49 +131,45 @@ def test_parts_of_a_product_keep_their_types(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "kind_of"),
+    ("kind", "options", "kind_of"),
     [
-        (make_llama_checkpoint, by_part(MIXED, Kind.Q4_K)),
-        (make_llama_checkpoint, by_part(HALF, Kind.Q4_1)),
-        (make_qwen2_checkpoint, by_part(MIXED, Kind.Q4_K)),
-        (partial(make_phi3_checkpoint, kv_heads=4), by_part({}, Kind.Q4_1)),
-        (partial(make_phi3_checkpoint, kv_heads=4, config=LONG_ROPE), by_part({}, Kind.Q8_0)),
-        *((of_relative(kind), by_part(HALF, Kind.Q8_0)) for kind in RELATIVES),
-        (partial(make_relative_checkpoint, kind="mistral"), by_part(HALF, Kind.Q4_1)),
-        (partial(make_relative_checkpoint, kind="qwen3"), by_part(HALF, Kind.Q5_1)),
-        (of_relative("smollm3"), by_part({}, Kind.Q5_K)),
-        (partial(make_qwen2_checkpoint, config=MROPE_2), by_part({}, Kind.Q8_0)),
-        (partial(make_relative_checkpoint, kind="qwen3", config=MROPE_3), by_part({}, Kind.Q8_0)),
-        (make_lfm2_checkpoint, by_part({"conv.in_proj": Kind.Q4_K}, Kind.Q8_0)),
+        ("llama", {}, by_part(MIXED, Kind.Q4_K)),
+        ("llama", {}, by_part(HALF, Kind.Q4_1)),
+        ("qwen2", {}, by_part(MIXED, Kind.Q4_K)),
+        ("qwen2", {"config": MROPE_2}, by_part({}, Kind.Q8_0)),
+        ("phi3", {"kv_heads": 4}, by_part({}, Kind.Q4_1)),
+        ("phi3", {"kv_heads": 4, "config": LONG_ROPE}, by_part({}, Kind.Q8_0)),
+        *((kind, OPTIONS.get(kind, HEADS), by_part(HALF, Kind.Q8_0)) for kind in RELATIVES),
+        ("mistral", {}, by_part(HALF, Kind.Q4_1)),
+        ("qwen3", {}, by_part(HALF, Kind.Q5_1)),
+        ("qwen3", {"config": MROPE_3}, by_part({}, Kind.Q8_0)),
+        ("smollm3", OPTIONS["smollm3"], by_part({}, Kind.Q5_K)),
+        ("lfm2", {}, by_part({"conv.in_proj": Kind.Q4_K}, Kind.Q8_0)),
         (
-            partial(make_gemma4_checkpoint, layers=5, config=WIDE_HEADS),
+            "gemma4_text",
+            {"layers": 5, "config": WIDE_HEADS},
             by_part({"per_layer": Kind.Q5_1, "v_proj": Kind.Q6_K}, Kind.Q8_0),
         ),
         (
-            partial(
-                make_gemma4_checkpoint,
-                layers=5,
-                kv_heads=1,
-                config={**WIDE_HEADS, "use_double_wide_mlp": True},
-            ),
+            "gemma4_text",
+            {"layers": 5, "kv_heads": 1, "config": {**WIDE_HEADS, "use_double_wide_mlp": True}},
             by_part({"embed_tokens": Kind.F16}, Kind.Q8_0),
         ),
-        (make_granite_hybrid_checkpoint, by_part({"mamba.in_proj": Kind.Q4_K}, Kind.Q8_0)),
-        (make_qwen35_checkpoint, by_part({"in_proj_a": Kind.F32}, Kind.Q8_0)),
-        (make_qwen35_checkpoint, by_part({"in_proj_qkv": Kind.Q4_0}, Kind.Q5_1)),
-        (make_gpt2_checkpoint, by_part({}, Kind.Q5_K)),
-        (make_gpt2_checkpoint, by_part({"c_attn": Kind.Q8_0}, Kind.IQ4_NL)),
+        ("granitemoehybrid", {}, by_part({"mamba.in_proj": Kind.Q4_K}, Kind.Q8_0)),
+        ("qwen3_5_text", {}, by_part({"in_proj_a": Kind.F32}, Kind.Q8_0)),
+        ("qwen3_5_text", {}, by_part({"in_proj_qkv": Kind.Q4_0}, Kind.Q5_1)),
+        ("gpt2", {}, by_part({}, Kind.Q5_K)),
+        ("gpt2", {}, by_part({"c_attn": Kind.Q8_0}, Kind.IQ4_NL)),
     ],
 )
-def test_families_and_mixtures(make: Callable[..., Path], kind_of: KindOf, tmp_path: Path) -> None:
-    sizes = dict(SIZES)
-    if make is make_gpt2_checkpoint:
-        sizes = {key: sizes[key] for key in ("hidden", "layers", "heads", "context")}
-    given = make.keywords if isinstance(make, partial) else {}
-    source = make(tmp_path / "source", **{**sizes, **given})
+def test_families_and_mixtures(
+    kind: str, options: dict[str, Any], kind_of: KindOf, tmp_path: Path
+) -> None:
+    sizes = {name: SIZES[name] for name in FAMILIES[kind].keys}
+    source = make_checkpoint(tmp_path / "source", kind, **{**sizes, **options})
     model, plain = converted(tmp_path, source, kind_of)
     # Keys and queries of unit length scale rounding errors up.
-    assert error(tmp_path, model, plain) < (0.04 if make is make_qwen35_checkpoint else 0.03)
+    assert error(tmp_path, model, plain) < (0.04 if kind == "qwen3_5_text" else 0.03)
     for key in ("shape", "family", "num_parameters"):
         assert getattr(model, key) == getattr(plain, key)
     tables = [
@@ -299,7 +279,7 @@ def test_a_factor_of_the_rotation_is_read_as_llama_cpp_does(
 def test_settings_of_an_architecture_that_no_family_supports(
     kind: str, key: str, value: Any, message: str, tmp_path: Path
 ) -> None:
-    source = make_relative_checkpoint(tmp_path / "source", kind=kind, **{**SIZES, **HEADS})
+    source = make_checkpoint(tmp_path / "source", kind, **{**SIZES, **HEADS})
 
     def change(writer: GGUFWriter) -> None:
         (writer.add_array if isinstance(value, list) else writer.add_float32)(key, value)
@@ -315,8 +295,8 @@ def test_the_local_layers_of_gemma_3(pattern: list[bool] | int | None, tmp_path:
     config: dict[str, Any] = {"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 40}
     kinds = {True: "sliding_attention", False: "full_attention"}
     config["layer_types"] = [kinds[local] for local in pattern or [False] * 3]
-    source = make_relative_checkpoint(
-        tmp_path / "source", kind="gemma3_text", **{**SIZES, "layers": 3}, config=config
+    source = make_checkpoint(
+        tmp_path / "source", "gemma3_text", **{**SIZES, "layers": 3}, config=config
     )
     window = {"sliding_window": 40} if pattern else {"sliding_window": pattern}
     edit_config(source, **window)
@@ -381,20 +361,12 @@ def test_shards_are_one_model(tmp_path: Path) -> None:
     assert weights[0].read_bytes() == weights[1].read_bytes() == weights[2].read_bytes()
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        partial(make_llama_checkpoint, config={"attention_bias": True}),
-        make_qwen2_checkpoint,
-        make_qwen35_checkpoint,
-        make_lfm2_checkpoint,
-        make_granite_hybrid_checkpoint,
-    ],
-)
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3_5_text", "lfm2", "granitemoehybrid"])
 def test_fused_queries_keys_and_values_are_those_of_three_tensors(
-    make: Callable[..., Path], tmp_path: Path
+    kind: str, tmp_path: Path
 ) -> None:
-    source = make(tmp_path / "source", **SIZES)
+    config = {"attention_bias": True} if kind == "llama" else {}
+    source = make_checkpoint(tmp_path / "source", kind, **SIZES, config=config)
     weights = []
     for fused in (False, True):
         file = write_gguf(source, tmp_path / f"{fused}.gguf", lambda _: Kind.Q8_0, fused=fused)
@@ -407,7 +379,7 @@ def test_fused_queries_keys_and_values_are_those_of_three_tensors(
 
 
 def test_a_file_may_list_the_layers_that_have_a_state(tmp_path: Path) -> None:
-    source = make_qwen35_checkpoint(tmp_path / "source", **{**SIZES, "layers": 4})
+    source = make_checkpoint(tmp_path / "source", "qwen3_5_text", **{**SIZES, "layers": 4})
 
     def exported(*recurrent: bool) -> bytes:
         key = "qwen35.attention.recurrent_layers"
@@ -425,7 +397,7 @@ def test_a_file_may_list_the_layers_that_have_a_state(tmp_path: Path) -> None:
 
 
 def test_a_granite_file_says_whether_attention_rotates(tmp_path: Path) -> None:
-    source = of_relative("granite")(tmp_path / "source", **SIZES)
+    source = make_checkpoint(tmp_path / "source", "granite", **SIZES, **HEADS)
     for rotates in (True, False):
         file = write_gguf(
             source,
@@ -441,8 +413,8 @@ def test_a_granite_file_says_whether_attention_rotates(tmp_path: Path) -> None:
 
 def test_what_reads_images_and_sound_beside_a_model_is_left_out(tmp_path: Path) -> None:
     """Ollama's files have everything, in any type."""
-    source = make_gemma4_checkpoint(
-        tmp_path / "source", **{**SIZES, "layers": 5}, config={**WIDE_HEADS}
+    source = make_checkpoint(
+        tmp_path / "source", "gemma4_text", **{**SIZES, "layers": 5}, config={**WIDE_HEADS}
     )
 
     def beside(writer: GGUFWriter) -> None:

@@ -14,7 +14,7 @@ from specops.models.convert.gguf.checkpoint import GgufCheckpoint
 from specops.models.convert.gguf.header import GgufTensor
 from specops.models.convert.gguf.rows import GgufRows
 from specops.runtime.kernels.packing import WeightType, tile_bytes
-from tests.checkpoints import make_llama_checkpoint, make_qwen35_checkpoint
+from tests.checkpoints import make_checkpoint, make_llama_checkpoint
 from tests.models.convert.gguf.files import (
     BLOCKS,
     DRAWN,
@@ -116,7 +116,7 @@ def test_a_weight_takes_the_bits_that_the_page_says() -> None:
 
 def test_a_state_that_would_grow_is_refused(tmp_path: Path) -> None:
     """Each token multiplies it by a power of e whose exponent has the sign of the stored number."""
-    source = make_qwen35_checkpoint(tmp_path / "source", **SIZES)
+    source = make_checkpoint(tmp_path / "source", "qwen3_5_text", **SIZES)
     file = write_gguf(source, tmp_path / "model.gguf", lambda name: Kind.Q8_0)
     checkpoint, name = GgufCheckpoint(file), "model.layers.0.linear_attn.A_log"
     np.testing.assert_allclose(
