@@ -79,26 +79,22 @@ def llama_shapes(settings: Config) -> Shapes:
     }
     for key, part in (("attention_bias", "self_attn."), ("mlp_bias", "mlp.")):
         if settings.get(key):
-            layer |= _biases(layer, lambda name, part=part: name.startswith(part))
+            layer |= _biases(layer, [name for name in layer if name.startswith(part)])
     embedding, *behind = _ends(settings).items()
     layers = _layers([layer] * settings["num_hidden_layers"])
     return dict([embedding, *layers.items(), *behind])
 
 
-def _biases(shapes: Shapes, has_one: Callable[[str], bool]) -> Shapes:
-    """The biases of some of the products."""
-    return {
-        name.replace(".weight", ".bias"): shape[:1]
-        for name, shape in shapes.items()
-        if has_one(name)
-    }
+def _biases(shapes: Shapes, names: Iterable[str]) -> Shapes:
+    """The biases of products with these names."""
+    return {name.replace(".weight", ".bias"): shapes[name][:1] for name in names}
 
 
 def qwen2_shapes(settings: Config) -> Shapes:
     """Llama's, with biases on q, k and v."""
     shapes = llama_shapes(settings)
     biased = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
-    return shapes | _biases(shapes, lambda name: name.endswith(biased))
+    return shapes | _biases(shapes, [name for name in shapes if name.endswith(biased)])
 
 
 def phi3_shapes(settings: Config) -> Shapes:
