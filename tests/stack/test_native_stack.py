@@ -35,8 +35,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NativeStack]:
     if tool("prometheus") is None:
         pytest.skip("no Prometheus here")
     with native_stack(tmp_path_factory.mktemp("stack")) as running:
-        (model,) = httpx.get(f"{running.api}/v1/models", timeout=PATIENCE).json()["data"]
-        assert model["id"] == "smollm2"  # the default, which `make up` fetches
         yield running
 
 
@@ -55,7 +53,10 @@ def idle(stack: NativeStack) -> Answers:
         lambda: [stack.query(q) for q in (ready, recorded, rate)] == [[1.0], [0.0], [0.0]],
         SCRAPE_SECONDS,
     )
-    return all_panels(stack)
+    found = all_panels(stack)
+    (model,) = httpx.get(f"{stack.api}/v1/models", timeout=PATIENCE).json()["data"]
+    assert model["id"] == "smollm2"  # the default, which `make up` fetches
+    return found
 
 
 @dataclass(frozen=True)
