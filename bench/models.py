@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tokenizers import ByteLevelBPETokenizer
-
 from bench.memory.cgroup import Cgroup, evict
 from bench.tools.report import progress
 from specops.config import ConfigError, Settings
@@ -245,11 +243,5 @@ _WRITERS = LAYER_KINDS | {
 
 def _write_tokenizer(checkpoint: Path) -> None:
     """A full-sized vocabulary, so that turning tokens into text costs what it really does."""
-    tokenizer = ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator(
-        (document.text for document in load_corpus().library),
-        vocab_size=TINYLLAMA_VOCAB,
-        special_tokens=["<|endoftext|>"],
-        show_progress=False,
-    )
-    tokenizer.save(str(checkpoint / "tokenizer.json"))
+    texts = (document.text for document in load_corpus().library)
+    checkpoints.train_tokenizer(checkpoint, texts, TINYLLAMA_VOCAB)

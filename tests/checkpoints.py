@@ -787,18 +787,25 @@ def write_checkpoint(
     return path
 
 
+def train_tokenizer(
+    folder: Path, texts: Iterable[str], vocab: int, *, min_frequency: int = 2
+) -> None:
+    """Write a `tokenizer.json` with byte pairs of these texts."""
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(
+        texts,
+        vocab_size=vocab,
+        min_frequency=min_frequency,
+        special_tokens=["<|endoftext|>"],
+        show_progress=False,
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
 def _write_tokenizer(path: Path, vocab: int) -> None:
     """A byte-level BPE with at most `vocab` entries; `<|endoftext|>` is id 0."""
     if vocab < _MIN_VOCAB:
         raise ValueError(f"vocab must be at least {_MIN_VOCAB} for a byte-level tokenizer")
-    tokenizer = ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator(
-        _CORPUS,
-        vocab_size=vocab,
-        min_frequency=1,
-        special_tokens=["<|endoftext|>"],
-        show_progress=False,
-    )
-    tokenizer.save(str(path / "tokenizer.json"))
+    train_tokenizer(path, _CORPUS, vocab, min_frequency=1)
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
     (path / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
-from tokenizers import ByteLevelBPETokenizer
 
 from bench.agents.recorded import FOLDER, Recording, load
 from bench.tools.report import Outcome, Table, Target, progress
@@ -29,7 +28,7 @@ from specops.http.protocols.openai.responses import ResponsesRequest
 from specops.models.convert import Quantization, export_checkpoint
 from specops.serving.async_engine import AsyncEngine
 from specops.text.chat_template import ChatTemplate, ChatTemplateError
-from tests.checkpoints import make_llama_checkpoint
+from tests.checkpoints import make_llama_checkpoint, train_tokenizer
 from tests.http.real_engine import in_process
 from tests.text.tools.scripts import TEMPLATES
 
@@ -87,7 +86,7 @@ class Reuse:
     Attributes:
         tokens: of the second request's prompt, up to where its system prompt and tools end.
         shares: of each request after the first, by what it is, the share of these that was found.
-        refused: why the template takes these requests not at all.
+        refused: why the template does not take these requests.
     """
 
     agent: str
@@ -230,14 +229,8 @@ def _model(folder: Path, agents: Sequence[Recording]) -> Path:
         folder / "checkpoint", hidden=32, heads=2, kv_heads=1, layers=1, ffn=64, vocab=_VOCAB,
         context=_CONTEXT,
     )  # fmt: skip
-    tokenizer = ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator(
-        [json.dumps(list(agent.requests.values())[:1]) for agent in agents],
-        vocab_size=_VOCAB,
-        special_tokens=["<|endoftext|>"],
-        show_progress=False,
-    )
-    tokenizer.save(str(checkpoint / "tokenizer.json"))
+    texts = [json.dumps(list(agent.requests.values())[:1]) for agent in agents]
+    train_tokenizer(checkpoint, texts, _VOCAB)
     export_checkpoint(checkpoint, folder / "model", quantization=Quantization.parse("int8-128"))
     shutil.rmtree(checkpoint)
     return folder / "model"

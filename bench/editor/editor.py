@@ -16,8 +16,8 @@ from bench.editor.llama_server import llama_server, llama_serving
 from bench.editor.models import KIND, coder
 from bench.editor.replay import CHATS, TOKENS, Played, chats, play, strokes
 from bench.models import configured, plain
-from bench.serving.load import Answer, following
-from bench.serving.server import ServerError, environment, serving
+from bench.serving.load import Answer, ServerError, following
+from bench.serving.server import environment, serving
 from bench.tools.report import Outcome, Summary, Table, Target, progress
 from loadtest.editor_trace import Event, trace
 from specops.engine.engine import Engine

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from threading import Event as Flag
 from typing import Any, Literal
 
-from bench.serving.load import Answer, Ask, Script, once
+from bench.serving.load import Answer, Ask, Script, ServerError, once
 from loadtest.editor_trace import Event
 
 TOKENS = 16  # of a suggestion
@@ -81,7 +81,7 @@ async def play(port: int, trace: Sequence[Stroke]) -> Played:
     """Send a trace's requests.
 
     Raises:
-        ConnectionError: a request that was waited for failed, or has not `TOKENS` tokens.
+        ServerError: a request that was waited for failed, or has not `TOKENS` tokens.
     """
     played = Played()
     for stroke in trace:
@@ -106,11 +106,9 @@ async def play(port: int, trace: Sequence[Stroke]) -> Played:
 
 
 def _timings(answer: Answer, least: int) -> dict[str, Any]:
-    if not answer.complete:
-        raise ConnectionError(f"/infill: {answer.status} {answer.problem} {answer.body[-300:]!r}")
-    timings: dict[str, Any] = answer.events[0]["timings"]
+    timings: dict[str, Any] = answer.checked().events[0]["timings"]
     if timings["predicted_n"] < least:
-        raise ConnectionError(f"a suggestion has {timings['predicted_n']} tokens, not {least}")
+        raise ServerError(f"a suggestion has {timings['predicted_n']} tokens, not {least}")
     return timings
 
 

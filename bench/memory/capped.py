@@ -21,7 +21,7 @@ from typing import Any
 from bench.memory.cgroup import Cgroup, cgroup, evict
 from bench.models import LLAMA_160M, TINYLLAMA, head_shape, shape
 from bench.serving.load import Ask, Script, figure, follow, metric, once
-from bench.serving.server import ServerError, environment, serving
+from bench.serving.server import environment, serving
 from bench.tools.quiet import watched
 from bench.tools.repeating import repeating
 from bench.tools.report import progress
@@ -134,14 +134,12 @@ def measure(case: Case, load: Load, cache: Path) -> Record:
                     record.slots, record.context = _shape(page)
                     record.kv_tokens = int(figure(page, "specops_kv_capacity_tokens"))
                     first = {**load.body(random.Random("first")), "max_new_tokens": _FIRST_TOKENS}
-                    alone = asyncio.run(once(server.port, Ask("/generate", first)))
-                    if not alone.complete:
-                        raise ServerError(f"{alone.status} {alone.problem} {alone.body!r}")
+                    alone = asyncio.run(once(server.port, Ask("/generate", first))).checked()
                     record.first_seconds = alone.seconds
                     with watched(os.getpid(), server.pid) as seen:
                         asyncio.run(_play(load, server.port, group, record))
                     record.strangers = seen.others
-            except (ServerError, OSError) as error:
+            except OSError as error:
                 refused = " not fit: " in str(error)
                 reason = f"{type(error).__name__}: {error}"
                 record.ending = "refused by the plan" if refused else reason

@@ -9,7 +9,6 @@ from http import HTTPStatus
 from bench.scale.fleet import Fleet
 from bench.scale.traffic import Talk, body
 from bench.serving.load import Ask, Connection, Script, follow_all
-from bench.serving.server import ServerError
 from bench.tools.quiet import cpu_seconds
 from bench.tools.report import Summary
 
@@ -72,10 +71,10 @@ def _client(
             if answer.status == HTTPStatus.TOO_MANY_REQUESTS:
                 seen.refused += 1
                 continue
-            if not answer.complete:
-                raise ServerError(f"{answer.status} {answer.problem} {answer.body[-200:]!r}")
+            prompt += (
+                answer.checked().events[-1]["generated_text"] + "\n"
+            )  # the last event has all of it
             seen.seconds.append(answer.seconds)
-            prompt += answer.events[-1]["generated_text"] + "\n"  # the last event has all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +106,7 @@ async def _cost(running: Fleet, ask: Ask, turns: int) -> Cost:
     for turn in range(-_WARM, turns):
         for which in (0, 1) if turn % 2 else (1, 0):
             before = cpu_seconds(running.envoy)
-            answer = await ways[which].send(ask)
-            if not answer.complete:
-                raise ServerError(f"{answer.status} {answer.problem} {answer.body[-200:]!r}")
+            answer = (await ways[which].send(ask)).checked()
             if turn >= 0:
                 times[which].append(answer.seconds)
                 processor += (cpu_seconds(running.envoy) - before) if which else 0.0

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.serving.load import HOST, metric
-from bench.serving.server import ServerError, environment, ready, serving
+from bench.serving.load import HOST, ServerError, metric
+from bench.serving.server import environment, ready, serving
 from specops.config import Settings
 from tests.loopback import free_port
 

@@ -23,8 +23,8 @@ from bench.models import TINYLLAMA_VOCAB, BenchModel
 from bench.peers import compare
 from bench.peers.compare import THREADS, SideProcess, Sides
 from bench.peers.models import INT4, LLAMA_CPP, OPENVINO, OURS, lineups
-from bench.serving.load import Answer, Ask, burst, once, span
-from bench.serving.server import Server, ServerError, environment, serving
+from bench.serving.load import Answer, Ask, ServerError, burst, greedy, once, span
+from bench.serving.server import Server, environment, serving
 from bench.tools.quiet import Case, Turns, cpu_seconds, main_thread_seconds
 from bench.tools.report import Outcome, Summary, progress
 from bench.tools.worker import Worker, WorkerError
@@ -75,23 +75,15 @@ class HttpSide:
             texts of the most likely first tokens. They are empty if `output` is more than one,
             because probabilities take time.
         """
-        asks = [self._ask(prompt, output) for prompt in prompts]
+        more = {"drafter": "none", "logprobs": _LIKELIEST if output == 1 else None}
+        asks = [greedy(self._model, prompt, output, **more) for prompt in prompts]
         answers = asyncio.run(burst(self._port, asks))
         return span(answers), [_likeliest(answer, output) for answer in answers]
-
-    def _ask(self, prompt: Sequence[int], output: int) -> Ask:
-        body = {"model": self._model, "prompt": prompt, "max_tokens": output, "temperature": 0}
-        body |= {"ignore_eos": True, "drafter": "none", "stream": True}
-        body |= {"stream_options": {"include_usage": True}}
-        body |= {"logprobs": _LIKELIEST if output == 1 else None}
-        return Ask("/v1/completions", body)
 
 
 def _likeliest(answer: Answer, output: int) -> list[str]:
     """The most likely first tokens of a whole answer, where they were asked for."""
-    if not answer.complete:
-        raise ServerError(f"{answer.status} {answer.problem} {answer.body[-200:]!r}")
-    first, *_, last = answer.events
+    first, *_, last = answer.checked().events
     if (got := last["usage"]["completion_tokens"]) != output:
         raise ServerError(f"{got} tokens came, not {output}")
     logprobs = first["choices"][0]["logprobs"]

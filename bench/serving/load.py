@@ -13,11 +13,15 @@ import time
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 HOST = "127.0.0.1"
 _SECONDS = 600.0  # for a whole answer
 _EVENT, _DONE = b"data: ", b"[DONE]"
+
+
+class ServerError(ConnectionError):
+    """The server did not start, or did not answer; the message has its words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,16 @@ class Answer:
         """Whether the answer has status 200 and came to its end; a stream's end has a mark."""
         ended = self.body.rstrip().endswith(_EVENT + _DONE) if self.streamed else self.whole
         return self.status == 200 and ended
+
+    def checked(self) -> Self:
+        """The answer itself.
+
+        Raises:
+            ServerError: it is not complete.
+        """
+        if not self.complete:
+            raise ServerError(f"{self.status} {self.problem} {self.body[-500:]!r}")
+        return self
 
     @property
     def outcome(self) -> int:
@@ -241,6 +255,14 @@ async def follow_all(port: int, scripts: Iterable[Script]) -> None:
     await asyncio.gather(*(follow(port, script) for script in scripts))
 
 
+def greedy(model: str, prompt: str | Sequence[int], output: int, **more: Any) -> Ask:
+    """A request for a streamed text of exactly `output` tokens, each the likeliest."""
+    usual = {"temperature": 0, "ignore_eos": True, "stream": True}
+    about = {"model": model, "prompt": prompt, "max_tokens": output}
+    told = {"stream_options": {"include_usage": True}}
+    return Ask("/v1/completions", {**usual, **about, **told, **more})
+
+
 @contextmanager
 def following(port: int, scripts: Iterable[Script]) -> Iterator[None]:
     """Follow scripts in a thread beside the block, which waits for their ends when it is left."""
@@ -262,13 +284,10 @@ async def metric(port: int, name: str, path: str = "/metrics") -> float:
     """The sum of a server's metric over all its labels.
 
     Raises:
-        ConnectionError: it does not answer.
+        ServerError: it does not answer.
         LookupError: it has none of this name.
     """
-    answer = await once(port, Ask(path))
-    if not answer.complete:
-        raise ConnectionError(f"no page of metrics: {answer.status} {answer.problem}")
-    page = answer.body.decode()
+    page = (await once(port, Ask(path))).checked().body.decode()
     if f"\n{name}" not in page:
         raise LookupError(f"the server has no metric {name}")
     return figure(page, name)

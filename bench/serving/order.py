@@ -20,12 +20,12 @@ import numpy as np
 
 from bench.models import BenchModel
 from bench.prompts import Prompt
-from bench.serving.load import Answer, Ask, burst, figure, once, span
-from bench.serving.server import Server, ServerError, environment, serving
+from bench.runtime.before import OTHER, OURS, interpreter_of
+from bench.serving.load import Ask, burst, figure, greedy, once, span
+from bench.serving.server import Server, environment, serving
 from bench.tools.report import Outcome, Table, Target, progress
 from specops.config import ConfigError, Settings
 
-OURS, OTHER = "this checkout", "the other"
 _QUEUE, _TIMEOUT = 10_000, 3600.0  # nobody is refused
 _OUTPUT = 64  # tokens of an answer where the file does not say it
 _TOKENS = range(100, 300)  # of made prompts: every vocabulary has them
@@ -79,16 +79,13 @@ def run(
     """
     sides = {OURS: sys.executable}
     if other is not None:
-        interpreter = other / ".venv" / "bin" / "python"
-        if not interpreter.is_file():
-            raise ConfigError(f"{other} has no .venv/bin/python: run `make test` there once")
-        sides = {OTHER: str(interpreter.absolute()), **sides}
-    asks = [_ask(model.key, prompt.text, prompt.output or _OUTPUT) for prompt in prompts]
+        sides = {OTHER: interpreter_of(other), **sides}
+    asks = [greedy(model.key, prompt.text, prompt.output or _OUTPUT) for prompt in prompts]
     if not rates:
         progress("the rate that saturates")
         with _server(model, sides[OURS]) as server:
             each = asyncio.run(burst(server.port, _turn(asks, plan.at_once)))
-        full = plan.at_once / span(_whole(each))
+        full = plan.at_once / span([answer.checked() for answer in each])
         rates = [share * full for share in plan.shares]
     waits: dict[str, dict[str, list[Wait]]] = {}
     passes: dict[str, dict[str, dict[str, Any]]] = {}
@@ -110,18 +107,6 @@ def run(
     return replace(measured, result={**measured.result, "passes": passes})
 
 
-def _ask(model: str, prompt: str | Sequence[int], output: int) -> Ask:
-    body = {
-        "model": model,
-        "prompt": prompt,
-        "max_tokens": output,
-        "temperature": 0,
-        "stream": True,
-    }
-    body |= {"ignore_eos": True, "stream_options": {"include_usage": True}}
-    return Ask("/v1/completions", body)
-
-
 def _turn(asks: Sequence[Ask], count: int) -> list[Ask]:
     if len(asks) < count:
         raise ConfigError(f"order needs {count} prompts, no two alike; the file has {len(asks)}")
@@ -137,13 +122,6 @@ def _server(model: BenchModel, python: str) -> Iterator[Server]:
     with serving(changed, enclosed=lambda command: [python, *command[1:]]) as server:
         asyncio.run(_alone(server.port, model.key, 8))  # the first pass maps the weights
         yield server
-
-
-def _whole(answers: Sequence[Answer]) -> Sequence[Answer]:
-    for answer in answers:
-        if not answer.complete:
-            raise ServerError(f"{answer.status} {answer.problem} {answer.body[-200:]!r}")
-    return answers
 
 
 async def _passes(port: int) -> dict[str, Any]:
@@ -164,7 +142,7 @@ async def _arrivals(port: int, asks: Sequence[Ask], rate: float) -> list[Wait]:
 
     async def later(ask: Ask, seconds: float) -> Wait:
         await asyncio.sleep(seconds)
-        (answer,) = _whole([await once(port, ask)])
+        answer = (await once(port, ask)).checked()
         usage = answer.events[-1]["usage"]
         tokens = usage["prompt_tokens"], usage["completion_tokens"]
         return (answer.event, answer.seconds, *tokens, seconds)
@@ -178,12 +156,11 @@ async def _arrivals(port: int, asks: Sequence[Ask], rate: float) -> list[Wait]:
 
 def _made(model: str, tokens: int, output: int = 1) -> Ask:
     """A prompt that no other one resembles."""
-    return _ask(model, random.choices(_TOKENS, k=tokens), output)
+    return greedy(model, random.choices(_TOKENS, k=tokens), output)
 
 
 async def _alone(port: int, model: str, tokens: int) -> float:
-    (answer,) = _whole([await once(port, _made(model, tokens))])
-    return answer.event
+    return (await once(port, _made(model, tokens))).checked().event
 
 
 async def _people(port: int, model: str, plan: Plan) -> dict[str, list[float]]:
@@ -199,10 +176,10 @@ async def _people(port: int, model: str, plan: Plan) -> dict[str, list[float]]:
         document = asyncio.create_task(once(port, _made(model, plan.document)))
         await asyncio.sleep(0.5)
         note("question", await _alone(port, model, plan.question))
-        _whole([await document])
+        (await document).checked()
         document = asyncio.create_task(once(port, _made(model, plan.document)))
         while not document.done():
-            _whole([await once(port, _made(model, plan.question, plan.question))])
+            (await once(port, _made(model, plan.question, plan.question))).checked()
         note("document", document.result().event)
     return found
 

@@ -12,17 +12,13 @@ from pathlib import Path
 
 import httpx
 
-from bench.serving.load import HOST
+from bench.serving.load import HOST, ServerError
 from specops.config import PREFIX, Settings
 from tests.loopback import free_port
 
 _START_SECONDS = 600.0  # below a cap, on a busy machine
 _STOP_SECONDS = 30.0
 _POLL_SECONDS = 0.05
-
-
-class ServerError(RuntimeError):
-    """The server did not start, or did not answer; the message has its words."""
 
 
 def environment(settings: Settings) -> dict[str, str]:

@@ -27,7 +27,7 @@ from typing import Any
 
 from bench.memory.cgroup import Cgroup, cgroup, evict
 from bench.serving.load import Answer, Ask, Script, figure, follow_all, once
-from bench.serving.server import ServerError, serving
+from bench.serving.server import serving
 from bench.tools.repeating import repeating
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.text.files import TOKENIZER
@@ -241,7 +241,7 @@ def run(options: argparse.Namespace, folder: Path) -> Seen:
                     seen.kv_tokens = seen.unused_tokens = int(tokens[1].replace(",", ""))
                 seen.rest = held(group)
                 load(server.port, group, seen, options)
-        except (ServerError, OSError) as error:
+        except OSError as error:
             seen.problems.append(f"{type(error).__name__}: {error}")
         seen.kills = group.oom_kills()
     return seen

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench.memory.cgroup import CgroupError
-from bench.serving.load import Answer, Ask, once
+from bench.serving.load import Ask, once
 from specops.models.convert import export_checkpoint
 from specops.presets import chat_model
 from tests.caps.__main__ import Seen, run
@@ -222,7 +222,7 @@ def _answers(name: str, port: int, tokenizer: Tokenizer, reference: Reference) -
         body = {"prompt": prompt, "max_new_tokens": _NEW_TOKENS, "stream": True}
         answer = asyncio.run(once(port, Ask("/generate", body)))
         before = tokenizer.encode(prompt).ids
-        chosen = [one["id"] for event in _events(answer) for one in event.get("tokens", ())]
+        chosen = [one["id"] for event in answer.checked().events for one in event.get("tokens", ())]
         states = reference.states([*before, *chosen])[len(before) - 1 : -1]
         logits = reference.logits(states)
         gaps = logits.max(-1).values - logits[range(len(chosen)), chosen]
@@ -232,10 +232,10 @@ def _answers(name: str, port: int, tokenizer: Tokenizer, reference: Reference) -
     yield Row(f"{name}: tokens of greedy answers", tried, right, 0, note)
     body = {"prompt": "Someone's age: ", "max_new_tokens": 200, "guided_json": _SCHEMA}
     answer = asyncio.run(once(port, Ask("/generate", body)))
-    found = json.loads(_events(answer)[0]["generated_text"])
+    found = json.loads(answer.checked().events[0]["generated_text"])
     yield Row(f"{name}: a schema", 1, int(set(found) == {"age"} and found["age"] <= 99))
     answer = asyncio.run(once(port, Ask("/v1/embeddings", {"model": "", "input": prompts})))
-    vectors = [torch.tensor(item["embedding"]) for item in _events(answer)[0]["data"]]
+    vectors = [torch.tensor(item["embedding"]) for item in answer.checked().events[0]["data"]]
     means = [reference.states(tokenizer.encode(prompt).ids).mean(0) for prompt in prompts]
     cosines = [
         float(torch.nn.functional.cosine_similarity(vector, mean, dim=0))
@@ -243,9 +243,3 @@ def _answers(name: str, port: int, tokenizer: Tokenizer, reference: Reference) -
     ]
     close = sum(cosine >= _MIN_COSINE for cosine in cosines)
     yield Row(f"{name}: embeddings", len(cosines), close, 0, f"least cosine {min(cosines):.4f}")
-
-
-def _events(answer: Answer) -> list[dict[str, Any]]:
-    if not answer.complete:
-        raise RuntimeError(f"no answer: {answer.status} {answer.problem} {answer.body[-500:]!r}")
-    return answer.events

@@ -8,6 +8,7 @@ import pytest
 from bench.models import BenchModel
 from bench.prompts import Prompt, from_file
 from bench.serving import order
+from bench.serving.load import greedy
 from bench.serving.order import OTHER, OURS, QUICK, Plan, outcome
 from specops.config import ConfigError, Settings
 
@@ -51,4 +52,4 @@ def test_too_few_prompts_and_a_folder_that_is_no_checkout_are_said(tmp_path: Pat
     prompts = from_file(tmp_path / "file")
     assert [prompt.output for prompt in prompts] == [5]
     with pytest.raises(ConfigError, match="needs 4 prompts"):
-        order._turn([order._ask("tiny", prompt.text, 5) for prompt in prompts], 4)
+        order._turn([greedy("tiny", prompt.text, 5) for prompt in prompts], 4)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.serving.server import ServerError, environment, serving
+from bench.serving.load import ServerError
+from bench.serving.server import environment, serving
 from specops.config import Settings
 
 BARE = Settings.from_env({"SPECOPS_MODEL": "demo"})
