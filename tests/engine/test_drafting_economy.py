@@ -3,6 +3,7 @@
 That goes for a draft head, whatever it reads and says, and for a draft model beside a lookup.
 """
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -204,6 +205,34 @@ class Timed(Lookup):
     def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
         self._clock.now += LOOKUP
         return super().propose(contexts)
+
+
+def test_a_request_that_rests_takes_the_steps_of_one_without_a_drafter() -> None:
+    """Counted in calls of functions, which no other process disturbs."""
+
+    def calls(drafter: str) -> int:
+        """The usual number in a step of eight requests, once the drafter is found to be wrong."""
+        target = SimulatedTarget(costs=tinyllama(0.02))
+        scheduler = make_scheduler(target, [Timed(target.clock, 0.0)], costs=tinyllama(0.02))
+        for _ in range(8):
+            scheduler.add(make_request(4, 400, drafter=drafter, k_draft=4, adaptive=True))
+        found, made = list[int](), 0
+
+        def count(frame: object, event: str, argument: object) -> None:
+            nonlocal made
+            made += event == "call"
+
+        for _ in range(380):
+            made = 0
+            sys.setprofile(count)
+            scheduler.step()
+            sys.setprofile(None)
+            found.append(made)
+        return sorted(found[100:])[140]
+
+    own, plain = calls("suffix"), calls("none")
+    assert plain > 100
+    assert own < plain + 2 * 8 + 1  # whether each of them rests
 
 
 @pytest.mark.parametrize("right", [0.9, 0.7, 0.5, 0.3])

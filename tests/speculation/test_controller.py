@@ -62,7 +62,7 @@ class Machine:
             rest = step + draft_token * drafted + token * got
             self.time += self.costs.cost(len(rates) + drafted) + rest + self.drawing * got
             self.controller.overhead.observe(len(rates), drafted, got, rest)
-            self.controller.stepped(outcomes)
+            self.controller.stepped(outcomes, len(outcomes), 0.0)
             self.tokens += got
         return (self.tokens - before[0]) / (self.time - before[1])
 
@@ -108,8 +108,7 @@ def test_a_drafter_may_lose_any_number_of_times() -> None:
     credit = Credit()
     for now in range(2_000):
         credit.book(-1.0, 1.0, float(now))
-    assert not credit.is_due(1_999.0)
-    assert credit.is_due(1e9)
+    assert 1_999.0 < credit.due < 1e9
 
 
 def test_the_likeliest_places_come_first_and_what_is_not_there_is_not_admitted() -> None:
@@ -169,7 +168,7 @@ def test_adjusting_a_position_is_a_cost_of_its_request_greedy_or_not() -> None:
     together = controller.choose([plain, adjusted])
     assert together[1] < before[1]
     plain.draft, adjusted.draft = plain.draft.cut(0), adjusted.draft.cut(4)
-    controller.stepped([outcome(plain, 0), outcome(adjusted, 0)])
+    controller.stepped([outcome(plain, 0), outcome(adjusted, 0)], 1, 0.0)
 
 
 @pytest.mark.parametrize(("requests", "rate"), [(1, 0.6), (4, 0.9)])
@@ -218,7 +217,7 @@ def test_the_estimated_speedup_is_that_of_the_machine_and_never_above_the_tokens
     requests: int, rate: float, drawing: float, rest: tuple[float, float, float]
 ) -> None:
     machine = Machine(drawing=drawing, rest=rest, costs=tinyllama(0.02))
-    assert machine.controller.estimated_speedup == SpeculationState().speedup == 1.0
+    assert machine.controller.estimated_speedup == 1.0
     speed = machine.run([rate] * requests, 1500)
     step, _, token = rest
     plain = machine.costs.cost(requests) + step + requests * (token + drawing)
@@ -269,7 +268,7 @@ def look_up(
         now = controller.asks(state, "suffix", NO_DRAFT, PASS)
         attempts = [Attempt("suffix", NO_DRAFT, took)] if now else []
         item = proposal(0.9, found * now, speculation=state, attempts=attempts)
-        controller.stepped([outcome(item, found * now * right)])
+        controller.stepped([outcome(item, found * now * right)], 1, 0.0)
         made += now
     return made
 
@@ -301,12 +300,17 @@ def test_asking_again_takes_longer_each_time() -> None:
     assert later[-1] == later[4] > 8  # the share of the time that it may take
 
 
-def test_a_new_request_is_looked_up_whatever_other_texts_have_brought() -> None:
-    controller, fresh = small_model(), SpeculationState()
+def test_new_requests_take_turns_and_one_that_gains_goes_on() -> None:
+    """Short answers: what each asks at its beginning would be a large share of them."""
+    controller, made = small_model(), 0
     for _ in range(9):
         look_up(controller, SpeculationState(), LONG)
-    assert look_up(controller, fresh, 1) == 1
-    assert 3 <= look_up(controller, fresh, 30) <= 8  # its own text has brought nothing either
+    for _ in range(20):
+        made += look_up(controller, SpeculationState(), LONG // 20)
+    assert 0.003 < share_of(made, LOOKUP) < 0.006
+    fresh = SpeculationState()
+    look_up(controller, fresh, 12, found=3)
+    assert look_up(controller, fresh, 8, found=3) == 8
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
@@ -326,7 +330,7 @@ def test_a_drafter_is_asked_only_for_more_than_it_takes() -> None:
     for _ in range(300):  # 0.5 tokens in the time of 0.2
         item = proposal(0.5, 1, speculation=state, attempts=[Attempt("head", NO_DRAFT, PASS / 5)])
         controller.asked("head", item.draft)
-        controller.stepped([outcome(item, 1)])
+        controller.stepped([outcome(item, 1)], 1, 0.0)
     for rate, asked in ((0.2, True), (0.4, False)):
         assert controller.asks(state, "head", proposal(rate, 1).draft, PASS) == asked
 
@@ -341,7 +345,7 @@ def test_a_lucky_step_of_many_requests_says_little_about_new_ones() -> None:
             attempts = [Attempt("suffix", NO_DRAFT, LOOKUP)] if asked else []
             item = proposal(0.9, 3 * lucky, speculation=state, attempts=attempts)
             outcomes.append(outcome(item, 3 * lucky))
-        controller.stepped(outcomes)
+        controller.stepped(outcomes, len(outcomes), 0.0)
     look_up(controller, SpeculationState(), 50)
     look_up(controller, SpeculationState(), 50)
     assert look_up(controller, SpeculationState(), 50) < 25
@@ -411,9 +415,11 @@ def test_reading_texts_counts_and_stops_where_it_does_not_pay() -> None:
     controller, state = small_model(), SpeculationState()
     reads = 0
     for _ in range(4000):  # a text of ten steps, which takes two passes to read
-        reads += controller.reads("head")
-        if controller.reads("head"):
+        text = SpeculationState()
+        if controller.reads("head", text):
             controller.read("head", 2 * PASS)
+            assert controller.asks(text, "head")
+            reads += 1
         for _ in range(10):
-            controller.stepped([outcome(proposal(0.0, 0, speculation=state), 0)])
+            controller.stepped([outcome(proposal(0.0, 0, speculation=state), 0)], 1, 0.0)
     assert 4 < reads < 4000 * 10 * 0.006 / 2

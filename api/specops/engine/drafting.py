@@ -17,7 +17,7 @@ from specops.engine.scheduled import Scheduled
 from specops.engine.slots import SlotManager
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.kvcache.manager import KvCache
-from specops.speculation.controller import Attempt, Controller, Proposal
+from specops.speculation.controller import Attempt, Controller, Outcome, Proposal
 from specops.speculation.drafters.base import MIN_REACH, NO_DRAFT, DraftContext, Drafter, better
 from specops.speculation.safeguard import Safeguard
 
@@ -45,9 +45,6 @@ class Drafting:
         budget: of the passes.
         safeguard: calls the drafters.
         clock: seconds.
-
-    Attributes:
-        learning: seconds that the controller took to learn from the latest asking.
     """
 
     def __init__(
@@ -65,7 +62,7 @@ class Drafting:
         self._cache, self._slots, self._budget = cache, slots, budget
         self._drafters = dict.fromkeys(one for chain in drafters.values() for one in chain)
         self._call, self._clock = safeguard.call, clock
-        self.learning = 0.0
+        self._learning = 0.0  # seconds that the controller took to learn from the latest asking
         self._proposing = 0.0  # seconds that drafters took in this step
 
     def propose(
@@ -80,27 +77,29 @@ class Drafting:
         Returns:
             What to compute of each request; and the seconds that asking drafters took.
         """
-        scheduled = [Scheduled.decoding(state) for state in decoding]
-        speculating, count = [item for item in scheduled if item.state.drafters], len(scheduled)
-        if not speculating:
+        scheduled, now = [Scheduled.decoding(state) for state in decoding], self.controller.now
+        awake = [item for item in scheduled if item.state.may_draft(now)]
+        if not awake:
             return scheduled, 0.0
-        for item in scheduled:
-            item.proposal = Proposal(item.state.speculation, item.start)
-        planned = [self._plan(item, count, prompt_tokens) for item in speculating]
-        asking, begun = [one for one in planned if one is not None], self._clock()
+        begun, count = self._clock(), len(scheduled)
+        read = not prompt_tokens and self._read_ahead([item.state for item in awake], count)
+        planned = [self._plan(item, count, prompt_tokens) for item in awake]
+        asking = [one for one in planned if one is not None]
         asks = self._ask_all(asking, count, prompt_tokens) if asking else 0
-        if any(one.proposal.draft.tokens for one in asking):
-            self._choose_lengths(scheduled, prompt_tokens)
-        for item in speculating:
-            if item.proposal and (item.forced or item.proposal.draft.tokens):
-                item.tokens = [*item.tokens, *item.forced, *item.proposal.draft.tokens]
-                # A forced token's choice needs no logits, but its probability does.
-                everything = item.state.request.logprobs is not None
-                item.num_logits += len(item.proposal.draft.tokens) + everything * len(item.forced)
-        seconds = self._clock() - begun if asks else 0.0
+        if any(one.proposal.draft.tokens for one in asking) or any(item.forced for item in awake):
+            self._fill(scheduled, prompt_tokens)
+        seconds = self._clock() - begun if asks or read else 0.0
+        each = (seconds - self._proposing + self._learning) / max(1, asks)
         for one in asking:  # the time for asking itself, and for choosing
-            one.proposal.asking_seconds = (seconds - self._proposing + self.learning) / max(1, asks)
+            one.proposal.asking_seconds = each
         return [item for item in scheduled if not item.state.finish], seconds
+
+    def learn(self, outcomes: Sequence[Outcome], decoding: int, work: float) -> None:
+        """Have the controller learn from a step; see `Controller.stepped`."""
+        begun = self._clock()
+        self.controller.stepped(outcomes, decoding, work)
+        if any(item.proposal.attempts for item in outcomes):
+            self._learning = self._clock() - begun
 
     def count_reading(self) -> float:
         """Seconds that drafters have read states since the last step; the controller learns it."""
@@ -111,21 +110,21 @@ class Drafting:
                 self._note_reading(drafter, seconds, self._slots)
         return whole
 
-    def read_ahead(self, decoding: list[RequestState]) -> None:
+    def _read_ahead(self, states: Sequence[RequestState], decoding: int) -> bool:
         """Let a drafter read a piece of one text, if it lags too far to be asked for drafts."""
-        for state in decoding:
+        for state in states:
             for drafter in state.chain:
-                own, adaptive = state.speculation, state.request.adaptive
                 if not self._call(drafter, True, drafter.is_synced, state.slot, state.tokens):
                     if min(state.request.k_draft, state.remaining - 1) < 1 or (
-                        adaptive and not self.controller.reads(drafter.name, own)
+                        not self.controller.reads(drafter.name, state.speculation)
                     ):
                         continue
-                    room = self._budget.draft_model_tokens(len(decoding), state.num_computed)
+                    room = self._budget.draft_model_tokens(decoding, state.num_computed)
                     begun, work = self._clock(), (state.slot, state.tokens, room)
                     if self._call(drafter, 0, drafter.read, *work):
                         self._note_reading(drafter, self._clock() - begun, [state])
-                        return
+                        return True
+        return False
 
     def read_seconds(self, state: RequestState) -> float:
         """Seconds that the request's drafters compute for each of its prompt's tokens."""
@@ -158,13 +157,15 @@ class Drafting:
         forced = len(item.forced)
         rows -= forced if request.logprobs is not None else 0
         most = min(request.k_draft, state.remaining - 1 - forced, rows)
-        if most < 1 or state.finish or (proposal := item.proposal) is None:
+        if most < 1 or state.finish:
             return None
-        if not any(self.controller.asks(own, one.name) for one in state.chain):
-            proposal.declined = request.drafter
+        if self.controller.rests(own, [one.name for one in state.chain]):
             return None
         most = self._reserve(state, forced + most) - forced
-        return _Asking(item, proposal, text, most) if most > 0 else None
+        if most < 1:
+            return None
+        item.proposal = Proposal(own, item.start)
+        return _Asking(item, item.proposal, text, most)
 
     def _forced(self, state: RequestState, most: int) -> tuple[int, ...]:
         matcher = state.matcher
@@ -240,19 +241,25 @@ class Drafting:
             proposal.missed = proposal.missed or drafter.name
         return len(asked)
 
-    def _choose_lengths(self, scheduled: Sequence[Scheduled], prompt_tokens: int) -> None:
-        """Leave the draft tokens that pay."""
-        proposals = [item.proposal for item in scheduled if item.proposal is not None]
-        certain = sum(len(item.forced) for item in scheduled)
+    def _fill(self, scheduled: Sequence[Scheduled], prompt_tokens: int) -> None:
+        """Put the draft tokens that pay into the pass, and those that are forced."""
+        proposals = [
+            item.proposal or Proposal(item.state.speculation, item.start) for item in scheduled
+        ]
+        certain = sum([len(item.forced) for item in scheduled])
         lengths = self.controller.choose(proposals, prompt_tokens + certain)
-        for proposal, length in zip(proposals, lengths, strict=True):
-            draft = proposal.draft
-            if not draft.tokens:
-                continue
-            proposal.missed = None
-            if length < len(draft.tokens):
-                proposal.draft = draft.cut(length) if length else NO_DRAFT
+        for item, proposal, length in zip(scheduled, proposals, lengths, strict=True):
+            item.proposal, draft = proposal, proposal.draft
+            if draft.tokens:
+                proposal.missed = None
                 proposal.declined = None if length else draft.drafter
+                if length < len(draft.tokens):
+                    draft = proposal.draft = draft.cut(length) if length else NO_DRAFT
+            if item.forced or draft.tokens:
+                item.tokens = [*item.tokens, *item.forced, *draft.tokens]
+                # A forced token's choice needs no logits, but its probability does.
+                everything = item.state.request.logprobs is not None
+                item.num_logits += len(draft.tokens) + everything * len(item.forced)
 
 
 def _keep_allowed(item: Scheduled, proposal: Proposal) -> None:

@@ -58,13 +58,10 @@ class Planner:
         batch, decoding = Batch(), self._slots.schedule_decodes()
         prompts = self._prompts(step) if len(decoding) < len(self._slots) else []
         self._slots.order.sort(prompts)
-        waiting, begun = 0, self._clock()
+        waiting = 0
         if prompts:
             uncomputed = sum(item.num_uncomputed_tokens for item in prompts)
             waiting = min(uncomputed, self._budget.usual_chunk)
-        else:
-            self._drafting.read_ahead(decoding)
-            step.draft_seconds += self._clock() - begun
         scheduled, asking = self._drafting.propose(decoding, waiting)
         step.draft_seconds += asking
         for item in scheduled:

@@ -149,6 +149,15 @@ class RequestState:
             return Status.WAITING
         return Status.PREFILL if self.num_uncomputed_tokens else Status.DECODE
 
+    def rests(self, now: float) -> bool:
+        """Whether it has drafters, and none may be asked yet; `now` is the controller's."""
+        return self.speculation.due > now and bool(self.drafters)
+
+    def may_draft(self, now: float) -> bool:
+        """Whether a drafter may be asked for it, or its grammar may force tokens."""
+        due = self.speculation.due <= now or self.request.sampling.grammar is not None
+        return due and bool(self.drafters)
+
     @property
     def num_uncomputed_tokens(self) -> int:
         """Number of tokens to compute before it decodes: prompt tokens, or all after a preemption.
@@ -393,9 +402,10 @@ class RequestState:
         started = self._started if self._started is not None else now
         first = self._first_token if self._first_token is not None else now
         last = self.last_token if self.last_token is not None else now
-        speedup = self.speculation.speedup
-        if self._steps:  # shared steps count for less time; draft tokens are not free
-            speedup = min(speedup, (self.generated - 1) / self._steps)
+        speedup = 1.0
+        if self._steps and last > first:  # draft tokens are not free, whatever was estimated
+            saved = 1 + self.speculation.saved / (last - first)
+            speedup = min(saved, (self.generated - 1) / self._steps)
         return GenerationStats(
             prompt_tokens=self.request.num_prompt_tokens,
             cached_prompt_tokens=self.num_cached_tokens,

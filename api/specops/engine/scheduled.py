@@ -19,7 +19,8 @@ class Scheduled:
         start: position of the first token.
         tokens: the tokens.
         num_logits: number of the last tokens that need logits, or hidden states (`scored`).
-        proposal: of a request that decodes, in a pass in which one may have a draft.
+        proposal: of a request that decodes and may ask a drafter, and of all in a pass that
+            verifies anything.
         forced: tokens that the grammar forces; they precede the draft.
         ends_prompt: the prompt ends with this piece, which gives the answer's first token.
     """

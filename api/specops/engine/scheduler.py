@@ -81,9 +81,7 @@ class Scheduler:
             self._order,
             max_batched_tokens,
             self._safeguard,
-            lambda state, drafter: (
-                not state.request.adaptive or self.controller.reads(drafter.name)
-            ),
+            lambda state, drafter: self.controller.reads(drafter.name, state.speculation),
         )
         self._budget = PassBudget(
             cost_model,
@@ -229,18 +227,19 @@ class Scheduler:
             step.emitted_tokens += tokens
         if step.decoding and step.prompt_tokens:
             self._budget.observe(batch, self._clock() - started)
-        if outcomes:
-            proposals, begun = [item.proposal for item in outcomes], self._clock()
-            self.controller.stepped(outcomes)
-            if any(item.attempts for item in proposals):
-                self._drafting.learning = self._clock() - begun
-            step.missed_drafters = [item.missed for item in proposals if item.missed]
-            step.declined_drafters = [item.declined for item in proposals if item.declined]
-        elif step.decoding:
-            self.controller.stepped_plainly(step.decoding, work)
+        if step.decoding:
+            self._learn(step, scheduled[: step.decoding], outcomes)
         for item in scheduled:
             if not item.state.finish:
                 self._emit_output(step, item.state)
+
+    def _learn(self, step: Step, decoding: Sequence[Scheduled], outcomes: list[Outcome]) -> None:
+        """Have the controller learn what came of a pass, and count who had no draft tokens."""
+        now, proposals = self.controller.now, [item.proposal for item in outcomes]
+        resting = [item.state.request.drafter for item in decoding if item.state.rests(now)]
+        self._drafting.learn(outcomes, len(decoding), sum([item.start for item in decoding]))
+        step.missed_drafters = [item.missed for item in proposals if item.missed]
+        step.declined_drafters = [item.declined for item in proposals if item.declined] + resting
 
     def _note_load(self, step: Step) -> None:
         safeguard = self._safeguard

@@ -16,7 +16,7 @@ by the same goodput.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,12 +28,14 @@ from specops.speculation.overhead import Overhead
 
 _WEIGHT = 1 / 48  # weight of the newest value in a running mean
 _BOUND_STEPS = 64  # steps for which figures of passes alone stay as they were computed
-# The first asks are free, and the mean starts with the fastest of them: one that waited for a core
-# would keep it high.
+# The mean time to ask starts with the fastest of these: one that waited for a core would keep it
+# high.
 _FIRST_ASKS = 8
 # What a drafter may lose before it is asked less, in passes over one token: a prompt is read at
 # once, and the gain follows later.
 _PATIENCE = 16
+_NEVER = float("inf")
+_REST_PASSES = 64  # longest rest, likewise
 _OWN_PATIENCE = 8  # what it may lose in one request, likewise: one rejected draft is no verdict
 # Most steps with draft tokens before one without. Only the comparison shows what
 # draft tokens cost outside the pass. Sooner at first.
@@ -112,6 +114,7 @@ class Controller:
 
     Attributes:
         overhead: what steps take outside their passes.
+        now: seconds of all steps so far.
     """
 
     def __init__(self, target: CostModel, positions: int) -> None:
@@ -124,7 +127,7 @@ class Controller:
         self._bounds: dict[tuple[int, int], float] = {}
         self._costs: list[float] = []
         self._steps = self._drafted = 0  # all steps, and the latest ones with draft tokens
-        self._now = 0.0  # seconds of all steps so far
+        self.now = 0.0
         self._seconds = self._plain_seconds = 0.0  # means of a step and of as much plain decoding
 
     @property
@@ -144,7 +147,7 @@ class Controller:
         """Whether it is worth its time to ask a drafter for a request.
 
         A lookup takes ten microseconds and more: nothing next to a pass of 20 ms, but much where
-        eight requests share a pass of 0.4 ms. Each drafter is asked once for a new request.
+        eight requests share a pass of 0.4 ms.
 
         Args:
             speculation: of the request.
@@ -159,19 +162,43 @@ class Controller:
             more = (account.expected - draft.expected) * token_seconds
             if more <= account.asking * adaptive:
                 return False
-        credit = speculation.credits.get(drafter)
-        return not adaptive or credit is None or credit.is_due(self._now)
+        return not adaptive or self._due(drafter, speculation) <= self.now
 
-    def reads(self, drafter: str, speculation: SpeculationState | None = None) -> bool:
-        """Whether it pays that a drafter reads a text, so that it can be asked for the request.
+    def rests(self, speculation: SpeculationState, drafters: Iterable[str]) -> bool:
+        """Whether none of its drafters may be asked for a request now.
+
+        If so, it rests until one may be, but not for long: others' luck may end the wait.
+        """
+        if not speculation.adaptive:
+            return False
+        due = min([self._due(name, speculation) for name in drafters], default=_NEVER)
+        speculation.due = min(due, self.now + _REST_PASSES / _PATIENCE * self._patience)
+        return due > self.now
+
+    def reads(self, drafter: str, speculation: SpeculationState) -> bool:
+        """Whether it pays that a drafter reads a request's text; if so, it may be asked then.
 
         A head reads the prompt and all tokens that follow, asked or not. Beside a lookup that finds
         most tokens it may add nothing, however good it is.
         """
-        account = self._accounts.get(drafter)
-        own = speculation and speculation.credits.get(drafter)
-        credits = [own, account and account.credit]
-        return all(credit.is_due(self._now) for credit in credits if credit)
+        if not self.asks(speculation, drafter):
+            return False
+        if drafter not in speculation.credits:  # reading uses up all that the others have left
+            speculation.credits[drafter] = Credit(self._target.cost(1))
+        return True
+
+    def _due(self, drafter: str, speculation: SpeculationState) -> float:
+        """When a drafter may be asked for a request.
+
+        A request that the drafter has brought nothing yet waits for its turn among all of them:
+        each new one that asked at once would take many times the share of the time that may be
+        lost, where answers are short.
+        """
+        if (account := self._accounts.get(drafter)) is None:
+            return 0.0
+        if (own := speculation.credits.get(drafter)) is None:
+            return account.credit.due
+        return max(own.due, account.credit.due) if own.due else 0.0
 
     def min_reach(self, requests: int, prompt_tokens: int = 0) -> float:
         """The least probability to be reached with which `choose` can admit a place.
@@ -265,7 +292,7 @@ class Controller:
 
     def read(self, drafter: str, seconds: float) -> None:
         """Learn how long a drafter has read texts, not counting the time to ask it."""
-        self._account(drafter).credit.book(-seconds, self._patience, self._now)
+        self._account(drafter).credit.book(-seconds, self._patience, self.now)
 
     def drawn(self, tokens: int, seconds: float) -> None:
         """Learn how long it took to draw a number of tokens from adjusted logits."""
@@ -275,27 +302,26 @@ class Controller:
         """Learn how long it took to adjust a request's logits at a number of positions."""
         speculation.adjusting = mean_with(speculation.adjusting, seconds / positions, _WEIGHT)
 
-    def stepped_plainly(self, requests: int, work: float) -> None:
-        """Learn that a step gave so many requests, none of which has a drafter, a token each.
+    def stepped(self, outcomes: Sequence[Outcome], count: int, work: float) -> None:
+        """Learn from a step.
 
         Args:
-            requests: their number.
-            work: attention work of the pass.
+            outcomes: of requests that may have asked a drafter; of all that decoded, if the step
+                verified anything.
+            count: number of requests that decoded.
+            work: what the tokens without drafts look back at, all together.
         """
-        seconds, self._drafted = self._plain(requests, work), 0
-        self._learn(seconds, seconds)
-
-    def stepped(self, outcomes: Sequence[Outcome]) -> None:
-        """Learn from a step's results for all requests that decoded."""
-        count = len(outcomes)
-        width = sum([item.width for item in outcomes])
-        work = sum([item.proposal.start for item in outcomes])
         alone = self._plain(count, work)
+        if not outcomes:
+            self._drafted = 0
+            self._learn(alone, alone)
+            return
+        width = sum([item.width for item in outcomes]) + count - len(outcomes)
         token, added = alone / count, 0.0
         if width > count:
             costs = self._costs_up_to(width)
             added = (costs[width] - costs[count]) / (width - count) + self.overhead.draft_token
-        seconds = plain_seconds = 0.0
+        seconds = plain_seconds = token * (count - len(outcomes))
         pair, each = self._target.attention_seconds(1), self.overhead.token
         gains: dict[str, list[tuple[SpeculationState, float, float]]] = {}
         for proposal, own, came, got in outcomes:
@@ -309,8 +335,7 @@ class Controller:
                 worth = token - each + adjusting
                 for name, asking, gain in _gains(proposal, came, worth, per_place):
                     gains.setdefault(name, []).append((speculation, asking, gain))
-            speculation.seconds += took
-            speculation.plain_seconds += plain
+            speculation.saved += plain - took
             seconds, plain_seconds = seconds + took, plain_seconds + plain
         for name, items in gains.items():
             self._settle(name, items, count)
@@ -319,7 +344,7 @@ class Controller:
 
     def _learn(self, seconds: float, plain_seconds: float) -> None:
         """Note the time of a step, and that of plain decoding for the same tokens."""
-        self._now += seconds
+        self.now += seconds
         if not self._steps % _BOUND_STEPS:
             self._bounds.clear()
             self._costs = []
@@ -340,18 +365,20 @@ class Controller:
         account = self._account(drafter)
         seconds = sum([asking for _, asking, _ in items]) / len(items)
         account.asks += 1
-        if account.asks > _FIRST_ASKS:  # it may have waited for a core
-            seconds = min(seconds, account.asking + self._target.cost(1))
+        most = self._target.cost(1)  # it may have waited for a core
+        if account.asks > _FIRST_ASKS:
+            seconds = min(seconds, account.asking + most)
             account.asking += _WEIGHT * (seconds - account.asking)
         else:
-            account.asking, seconds = min(account.asking or seconds, seconds), 0.0
+            account.asking = min(account.asking or seconds, seconds)
+            seconds = min(account.asking, most)
         most = _OWN_PATIENCE / _PATIENCE * self._patience
         for speculation, _, gain in items:
             if (credit := speculation.credits.get(drafter)) is None:
                 credit = speculation.credits[drafter] = account.credit.share(most / count)
-            credit.book(gain - seconds, most, self._now, 1 / count)
+            credit.book(gain - seconds, most, self.now, 1 / count)
         total = sum([gain for _, _, gain in items]) - len(items) * seconds
-        account.credit.book(total, self._patience, self._now)
+        account.credit.book(total, self._patience, self.now)
 
     def _plain(self, requests: int, work: float = 0.0) -> float:
         """Seconds of a step in which a number of requests get a token each, without drafts."""

@@ -4,6 +4,7 @@ One account decides whether a drafter is asked: each drafter has one over all re
 request one for each drafter that it has asked. While the balance lasts, the drafter is asked. Once
 it is used up, the drafter is asked again after a while, to notice when a text changes. The while
 follows from what the last time lost, and grows up to where asking takes a small share of the time.
+Meanwhile the request rests: its steps are those of a request that has no drafter.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ class Credit:
         own._losses = min(self._losses, _INHERITED)
         return own
 
-    def is_due(self, now: float) -> bool:
-        """Whether the drafter is worth its time, or may be tried again."""
-        return self.seconds > 0 or now >= self._due
+    @property
+    def due(self) -> float:
+        """When the drafter may be tried again; long ago where it is worth its time."""
+        return 0.0 if self.seconds > 0 else self._due
 
     def book(self, net: float, most: float, now: float, share: float = 1.0) -> None:
         """Book the drafter's gain, less its cost.
@@ -69,21 +71,16 @@ class SpeculationState:
     Attributes:
         adaptive: the controller chooses what is asked and verified for it.
         sampled: its tokens are drawn.
+        due: the request rests until this time: no drafter is asked.
         credits: by drafter that was asked.
-        seconds: time of the request's steps, by the models of costs.
-        plain_seconds: time that plain decoding would have taken for the same tokens.
+        saved: seconds that plain decoding would have taken longer, by the models of costs.
         adjusting: mean seconds that it takes to adjust the logits of one position: penalties,
             biases, forbidden words and grammars; 0 where the request has none.
     """
 
     adaptive: bool = True
     sampled: bool = False
+    due: float = 0.0
     credits: dict[str, Credit] = field(default_factory=dict)
-    seconds: float = 0.0
-    plain_seconds: float = 0.0
+    saved: float = 0.0
     adjusting: float = 0.0
-
-    @property
-    def speedup(self) -> float:
-        """Estimated speed over plain decoding so far; 1 before anything was decoded."""
-        return self.plain_seconds / self.seconds if self.seconds else 1.0
