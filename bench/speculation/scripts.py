@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from bench.prompts import Prompt
 from bench.speculation.ways import PLAIN, Runner
@@ -29,10 +28,13 @@ def continuations(runner: Runner, prompts: Sequence[Prompt], new_tokens: int) ->
 
 
 class _Text(NamedTuple):
-    """A whole sequence, prompt first, and at which positions the draft token will be wrong."""
+    """A whole sequence, prompt first, and the draft token at each of its positions."""
 
     tokens: list[int]
-    wrong: npt.NDArray[np.bool_]
+    said: list[int]
+
+
+_UNKNOWN = _Text([], [])
 
 
 class Script:
@@ -45,24 +47,29 @@ class Script:
 
     def __init__(self, acceptance: float, known: Known, *, vocab_size: int, seed: int = 0) -> None:
         self.acceptance = acceptance
-        self._vocab_size = vocab_size
         self._texts = []
         for number, (prompt, continuation) in enumerate(known):
             tokens = [*prompt, *continuation]
             wrong = np.random.default_rng([seed, number]).random(len(tokens)) >= acceptance
-            self._texts.append(_Text(tokens, wrong))
-        self._last = self._texts[0]
+            said = [
+                (token + bad) % vocab_size
+                for token, bad in zip(tokens, wrong.tolist(), strict=True)
+            ]
+            self._texts.append(_Text(tokens, said))
+        self._known: dict[int, tuple[_Text, int]] = {}  # by slot, with the length of its text
 
-    def after(self, text: Sequence[int], count: int) -> list[int]:
-        """The next tokens of a text with their mistakes; none if the script does not know it."""
-        begun = list(text)
-        for script in (self._last, *self._texts):
-            if script.tokens[: len(begun)] == begun:
-                self._last = script
-                places = range(len(begun), min(len(begun) + count, len(script.tokens)))
-                proposed = ((script.tokens[at] + int(script.wrong[at])) for at in places)
-                return [token % self._vocab_size for token in proposed]
-        return []
+    def after(self, slot: int, text: Sequence[int], count: int) -> list[int]:
+        """The next tokens of a slot's text with their mistakes; none where it knows no such text.
+
+        Asking must take no longer than a lookup: only what is new of a text is compared.
+        """
+        length = len(text)
+        script, known = self._known.get(slot, (self._texts[0], length + 1))
+        if known > length or script.tokens[known:length] != text[known:]:
+            same = (item for item in self._texts if item.tokens[:length] == [*text])
+            script = next(same, _UNKNOWN)
+        self._known[slot] = script, length
+        return script.said[length : length + count]
 
 
 class ScriptedLookup(LookupDrafter):
@@ -75,7 +82,7 @@ class ScriptedLookup(LookupDrafter):
 
     def look_up(self, context: DraftContext) -> Sequence[int]:
         """See `LookupDrafter.look_up`."""
-        return self._script.after(context.text, context.max_draft)
+        return self._script.after(context.slot, context.text, context.max_draft)
 
 
 def follow(drafter: GuessingDrafter, script: Script) -> None:
@@ -84,7 +91,7 @@ def follow(drafter: GuessingDrafter, script: Script) -> None:
 
     def chosen(guess: int, context: DraftContext, logits: Floats) -> tuple[int, float]:
         token, _ = choose(drafter, guess, context, logits)
-        said = script.after(context.text, guess + 1)
+        said = script.after(context.slot, context.text, guess + 1)
         return said[guess] if guess < len(said) else token, script.acceptance
 
     drafter._choose = chosen  # type: ignore[method-assign]
