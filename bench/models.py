@@ -242,6 +242,6 @@ _WRITERS = LAYER_KINDS | {
 
 
 def _write_tokenizer(checkpoint: Path) -> None:
-    """A full-sized vocabulary, so that turning tokens into text costs what it really does."""
+    """A full-sized vocabulary, so that turning tokens into text has its real cost."""
     texts = (document.text for document in load_corpus().library)
     checkpoints.train_tokenizer(checkpoint, texts, TINYLLAMA_VOCAB)

@@ -1,4 +1,4 @@
-"""How tokens are drawn where a request does not say so: the advice of the model's authors.
+"""Sampling parameters that a request leaves out: the advice of the model's authors.
 
 They write it into `generation_config.json`, in transformers' names, or into a GGUF
 (`general.sampling.*`), which the converter turns into such a file.
@@ -31,7 +31,7 @@ class Range:
         return f"{'from' if self.included else 'above'} {self.low:g} to {self.high:g}"
 
 
-RANGES = {  # of all that requests, settings and models say
+RANGES = {  # of values in requests, settings and models
     "temperature": Range(0, 2),
     "top_k": Range(0, (1 << 31) - 1),  # a request may say -1 as well
     "top_p": Range(0, 1, included=False),

@@ -2,8 +2,8 @@
 
 Recorded requests of coding agents (`recorded`) go through the API to an engine with random weights:
 what the cache finds depends on tokens alone. Each chat template in turn writes the prompts. The
-figure is the share of a prompt's tokens, up to where its system prompt and tools end, that were
-found, so a template that puts the history before the tools is judged with the history.
+figure is the share found of a prompt's tokens up to the end of its system prompt and tools. A
+template that puts the history before the tools is therefore judged with the history.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Checks and times every kernel of products that this processor can run, in one table.
 
-All kernels must compute the same bits; the exit status is 1 if they do not. A machine needs nothing
-else of this project than its wheel and this file:
+All kernels must compute the same bits; the exit status is 1 if they do not. A machine needs only
+this project's wheel and this file:
 
     pip install dist/specops-*.whl && python bench/runtime/kernel_times.py --threads 1
 

@@ -1,4 +1,4 @@
-"""Looks at something again and again beside the work that is measured."""
+"""Calls a function again and again while something is measured."""
 
 import threading
 from collections.abc import Callable, Iterator

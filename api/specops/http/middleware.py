@@ -274,7 +274,7 @@ class _Exchange:
 
     _receive: Receive
     _send: Send
-    headers: dict[str, str]  # of the response, whatever it is
+    headers: dict[str, str]  # of every response
     announced_bytes: int
     most_bytes: int
     started: float = field(default_factory=time.monotonic)

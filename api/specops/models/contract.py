@@ -4,12 +4,12 @@ MANIFEST = "specops.json"  # the file that describes an export
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
 GGUF_MATMUL, GGUF_GATHER = "GgufMatMul", "GgufGather"  # see `specops.models.convert.graph`
 INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: inputs are quantized to int8, block by block
-SOURCE = "source-"  # how the location of a weight begins that stays in the converted file
-USED = "used"  # a file by a prepacked graph: how many bytes of its weights a pass reads
-WARNING = "warning: "  # how a line begins that the converter prints for people
+SOURCE = "source-"  # begins the location of a weight that stays in its source file
+USED = "used"  # a file beside a prepacked graph: how many bytes of its weights a pass reads
+WARNING = "warning: "  # begins a line that the converter prints for people
 STATES, NEXT_STATES, FUSED = "states", "next_states", "fused"  # tensors of a draft head's graphs
 MAX_GUESSABLE = 1 << 16
-"""Most tokens that a draft head of all tokens guesses: the first ones.
+"""Most tokens that a draft head with the whole vocabulary guesses: the first ones.
 
 Tokenizers of byte pairs number tokens in the order of merges, the frequent ones first: these are
 98.3 % of English text and of Python under Qwen's vocabulary (ids below 32,000: 93 %), and take a

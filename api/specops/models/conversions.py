@@ -60,9 +60,8 @@ def converted(
 ) -> Path:
     """Return the folder of a checkpoint's conversion; make it if need be.
 
-    If the checkpoint has not changed this mostly reads no weights. Before a conversion is made,
-    this removes what killed processes left; at every start, the outdated conversions that nobody
-    uses any more.
+    The weights of an unchanged checkpoint are mostly not read. Before a conversion is made, this
+    removes what killed processes left; at every start, outdated conversions that nobody uses.
 
     Args:
         root: the folder of conversions.
@@ -123,7 +122,7 @@ def _key(digest: str) -> str:
 def _outdated(root: Path) -> list[Path]:
     """Return the conversions to remove: no known checkpoint leads to them, and nobody uses them.
 
-    Those of one name and one kind of weights are generations of one another.
+    Conversions with the same name and kind of weights are generations of one thing.
     """
     known = {_key(digest) for _, digest, _ in _sources(root).values()}
     generations: dict[tuple[str, str], list[Path]] = defaultdict(list)
@@ -205,7 +204,7 @@ def _intact(folder: Path, report: Report) -> bool:
 
 
 def _verified(folder: Path) -> str:
-    """Return marks that change when the machine boots, with ONNX Runtime, and with any file."""
+    """Return a digest that changes with the machine's boot, ONNX Runtime's version and any file."""
     boot = _BOOT.read_text(encoding="ascii") if _BOOT.is_file() else ""
     files = [folder / name for name in (*read_checksums(folder), CHECKSUMS)]
     return hashlib.sha256(f"{boot}\0{session.VERSION}\0{_marks(files)}".encode()).hexdigest()

@@ -73,7 +73,7 @@ def _tokenizer(folder: Path, model: Any) -> Tokenizer:
 def bpe_tokenizer(
     pieces: Sequence[Piece], *, unknown: int, byte_fallback: bool, space_first: bool = True
 ) -> dict[str, Any]:
-    """Return what `described` does of SentencePiece's pieces; no token begins a text.
+    """Return what `described` does, for SentencePiece's pieces; no token begins a text.
 
     Args:
         pieces: the pieces in the order of their ids.
@@ -98,9 +98,9 @@ def bpe_tokenizer(
 def described(
     tokenizer: Tokenizer, vocab: dict[str, int], merges: list[tuple[str, str]], **options: Any
 ) -> dict[str, Any]:
-    """Return the content of a tokenizer.json: a tokenizer around an empty model, with this one.
+    """Return the content of a tokenizer.json: this tokenizer with this vocabulary and these merges.
 
-    To have the library make the model takes a second for 262,144 tokens, and most are read once.
+    The library would take a second to build a model of 262,144 tokens, and most are read once.
 
     Args:
         tokenizer: without a vocabulary.

@@ -97,7 +97,7 @@ def evaluate(
         seconds: after which no further conversation is begun.
         clock: returns seconds.
     """
-    # What one way's answers leave behind must not help another one's.
+    # Answers of one way must not help those of another.
     settings = replace(settings, slots=1, prefix_cache="client")
     table, other = (
         Engine.load(replace(settings, draft=draft)) for draft in (settings.draft, before)
@@ -143,7 +143,7 @@ def _summary(
 
 
 def _helped(plain: GenerationStats, before: GenerationStats, table: GenerationStats) -> bool:
-    """Whether the table made an answer faster, in passes too: else the clock was disturbed."""
+    """Whether the table made an answer faster, in passes too: time alone may be a disturbance."""
     best = max(plain.tokens_per_second, before.tokens_per_second)
     saved = before.sequence_steps > _PAYS * table.sequence_steps
     return saved and table.tokens_per_second > _PAYS * best

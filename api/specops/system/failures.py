@@ -12,12 +12,12 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
 _SECONDS = 60.0
-_MAX_KINDS = 256  # remembered at a time; a client that makes up kinds gets no memory for them
+_MAX_KINDS = 256  # remembered at a time, so that a client that invents kinds cannot fill the memory
 log = logging.getLogger(__name__)
 
 
 class OncePerMinute:
-    """Says which of many alike log lines to write: the first of its kind in a minute.
+    """Chooses which of many similar log lines to write: the first of each kind in a minute.
 
     Args:
         clock: returns seconds.

@@ -1,7 +1,7 @@
 """Chooses the files of a cache that may go: services of several versions may share one.
 
-An entry of a cache is named by its source and a format version. After an update the
-new version adds its own entry and leaves the old one's, and a rolling update runs both for a while.
+An entry of a cache is named by its source and a format version. After an update the new version
+adds its own entry and leaves the old one's, and a rolling update runs both for a while.
 So the two that were used last always stay, and older ones go once nobody has used them for a week.
 The time of a file or folder says when it was last used.
 """
@@ -29,7 +29,8 @@ _lock = threading.Lock()
 def use(path: Path) -> None:
     """Record that this process uses a file or folder of a cache, now and for as long as it runs.
 
-    A service may run for weeks, and on a network's volume its mapped weights would be gone.
+    A service may run for weeks, and removing its mapped weights from a network volume would break
+    it.
     """
     _touch(path)
     with _lock:

@@ -14,7 +14,7 @@ from specops.system.cgroup import CGROUP_ROOT, PROC, cgroup_folders, counters
 
 log = logging.getLogger(__name__)
 
-# By cgroup version: the name of the throttled time and its parts of a second; the file with kills.
+# By cgroup version: name and unit of the throttled time; the file that counts kills.
 _THROTTLED = {2: ("throttled_usec", 1e6), 1: ("throttled_time", 1e9)}
 _KILLS = {2: "memory.events", 1: "memory.oom_control"}
 

@@ -1,9 +1,9 @@
 """Where a long text may be cut so that its parts, one after the other, have the whole's tokens.
 
 The library takes up to 300 bytes for a byte of text, so a long text goes through it in parts. A cut
-stands between two characters that the pre-tokenizer separates whatever is around them; that is
-tried with a few thousand short texts when a tokenizer gets its first long one. Where nothing
-separates words, as in SentencePiece's BPE, it stands between two that no token has inside: no merge
+stands between two characters that the pre-tokenizer always separates; that is tried with a few
+thousand short texts when a tokenizer gets its first long one. Where nothing separates words, as in
+SentencePiece's BPE, it stands between two characters that no token contains side by side: no merge
 crosses it. A part begins with the last character of the one before it, whose tokens are left out,
 because some tokenizers put a space before a text.
 """

@@ -1,4 +1,4 @@
-"""JSON that models and clients write: it may hold what a text, or a fast writer, cannot.
+"""JSON that models and clients write: it may hold what neither a text nor a fast writer can.
 
 JSON can spell half a surrogate pair, which no encoding of text has, numbers of any length, and any
 depth. So values are read, checked and written here. Parsing and checking take time by the parts of
@@ -44,7 +44,7 @@ def check_parts(text: bytes | bytearray, most_values: int = MAX_VALUES) -> None:
     if len(text) <= MAX_PARTS:
         return
     limits = {"objects, lists and names": MAX_PARTS, "values": most_values}
-    # Those within strings included, which takes less.
+    # Signs within strings count at first: that is faster.
     counts = _counts(np.frombuffer(piece, np.uint8) for piece in _pieces(text))
     if any(count > most for count, most in zip(counts, limits.values(), strict=True)):
         counts = _counts(_outside_strings(_pieces(text)))

@@ -21,10 +21,10 @@ _BYTE_ENTRY = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's spelling of
 # The letters of a key may be spelled as escapes.
 _MAY_HAVE_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]|\\u00[4-7]')
 _SPACE = "\u2581"  # SentencePiece's sign for a space
-# Whose tokens the library keeps, for each thread. It would keep 10,000: 80 MB where they are long;
-# texts are encoded as fast with these.
+# Words whose tokens the library caches, for each thread. Its own default, 10,000, takes 80 MB where
+# they are long, and is no faster.
 _CACHED_WORDS = 512
-_MAX_SHOWN = 1 << 14  # tokens whose bytes are kept: 2.5 MB, for all of 262,144 it were 40
+_MAX_SHOWN = 1 << 14  # tokens whose bytes are cached: 2.5 MB; all 262,144 would take 40
 
 
 class TokenizerError(RuntimeError):
@@ -91,7 +91,7 @@ class Tokenizer:
         if not path.is_file():
             raise TokenizerError(f"{folder} has no tokenizer.json")
         try:
-            # Neither is read as a `str`, which takes four times its bytes where it has an emoji.
+            # As bytes: a `str` with one emoji takes four times as much memory.
             with (
                 path.open("rb") as file,
                 mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text,

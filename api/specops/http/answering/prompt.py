@@ -379,9 +379,7 @@ class ChatPrompt(NamedTuple):
     starts_in_reasoning: bool
 
 
-def prompt_tokens(
-    prompt: str | list[int], engine: Engine, field: str, *, any_length: bool = False
-) -> tuple[int, ...]:
+def prompt_tokens(prompt: str | list[int], engine: Engine, field: str) -> tuple[int, ...]:
     """Return the tokens of a text; tokens are only checked.
 
     Raises:
@@ -389,7 +387,7 @@ def prompt_tokens(
         PromptTooLong: see `Engine.encode`.
     """
     if isinstance(prompt, str):
-        return engine.encode(prompt, any_length=any_length)
+        return engine.encode(prompt)
     if wrong := [token for token in prompt if token >= engine.info.vocab_size]:
         raise InvalidField(
             field,

@@ -157,7 +157,7 @@ async def in_turn(
             raise client_left() from None
 
 
-# Encoding takes a third of a microsecond per character: the event loop can wait for so many.
+# Encoding takes a third of a microsecond per character: the event loop can wait for this many.
 _LONG_TEXT = 4096
 _ENCODING_SECONDS = 3.3e-7
 # Bytes of waiting bodies without a place in the queue, of all clients and of one. The least that

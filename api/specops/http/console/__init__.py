@@ -61,7 +61,7 @@ _HTML, _POLICY = _page()
 
 @router.get("/")
 async def index(request: Request) -> Response:
-    """Return the console to a browser, links to who wants JSON alone, and Ollama's words else."""
+    """Return the console to browsers, links to clients that want only JSON, else Ollama's words."""
     accepted = request.headers.get("accept", "")
     if "text/html" in accepted:
         return HTMLResponse(_HTML, headers={"content-security-policy": _POLICY})

@@ -21,7 +21,7 @@ CONTROL: dict[str, list[str | int]] = {
     "block_tables": ["slots", "blocks"],
     "cache": [4],
 }
-# Of graphs with layers without attention, the second one only if these have states.
+# Of graphs with layers without attention; the second one only if those layers have states.
 RECURRENCE: dict[str, list[str | int]] = {"kept_inputs": [5], "progress": ["spans", 2]}
 _HIDDEN = "hidden"
 _PRODUCTS = ("MatMul", "Gemm", "MatMulNBits", GGUF_MATMUL)

@@ -18,7 +18,7 @@ ANNOTATIONS = frozenset(
     }
 )
 _DEEPEST = 8  # references to references
-# The keyword that a bound's complement is, and how its value differs.
+# Each bound's complement: its type, its keyword, and the difference of the values.
 _BOUNDS: dict[str, tuple[str, str, int]] = {
     "minimum": ("number", "exclusiveMaximum", 0),
     "maximum": ("number", "exclusiveMinimum", 0),
@@ -39,7 +39,7 @@ def complement(schema: Any, resolve: Resolve, depth: int = 0) -> Any:
         schema: as JSON has it.
         resolve: returns what the `$ref` of a schema means, or else the schema. It is called for
             each schema, and raises `SchemaError` for one with a wrong shape.
-        depth: of this schema in the first one.
+        depth: how deep this schema lies in the first one.
     """
     if isinstance(schema, bool):
         return not schema

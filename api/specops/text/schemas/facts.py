@@ -23,7 +23,7 @@ _KINDS = {
     "string": {"pattern", "minLength", "maxLength"},
     "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
 }
-# Schemas that are looked at; a large schema has some thousands, and each takes a microsecond.
+# Most schemas to look at. A large document has some thousands, at a microsecond each.
 _MAX_STEPS = 100_000
 _MAX_PAIRS = 2_000  # of branches that are compared
 
@@ -37,8 +37,9 @@ class Facts:
     Attributes:
         names: of properties, in their order, with the schemas that describe them.
         required: names that every object has.
-        listed: there are `properties`.
-        open: the schema itself says which further properties there may be.
+        listed: whether there are `properties`.
+        open: whether the schema itself says which further properties are allowed.
+        shut: whether `additionalProperties` is false.
         branch_names: further names, listed by branches.
         branched: whether a branch lists properties.
         types: the only types; None: all.
@@ -179,12 +180,12 @@ class SchemaAnalyzer:
         return _lacks(ours, theirs, names) and _lacks(theirs, ours, names)
 
     def disjoint(self, first: Any, second: Any, depth: int = 0) -> bool:
-        """Whether no value follows both schemas, as far as it is easily seen.
+        """Whether no value can follow both schemas, as far as that is easy to see.
 
         Args:
             first: a schema.
             second: another one.
-            depth: of both in the first ones compared.
+            depth: how deep both lie in the first pair.
         """
         self._pairs += 1
         if self._pairs > _MAX_PAIRS or depth > _DEEPEST:

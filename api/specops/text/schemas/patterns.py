@@ -44,9 +44,9 @@ FORMAT_PATTERNS = {
     "base64url": r"^[A-Za-z0-9_\-]*={0,2}$",
     **{f"uuid{version}": _UUID.format(version) for version in range(1, 9)},
 }
-# They forbid no text; the last three are zod's, which come with a pattern.
+# Formats that forbid no text. zod writes the last three with a pattern.
 FREE_FORMATS = frozenset({"binary", "string", "text", "starts_with", "ends_with", "includes"})
-# Formats of zod, which it writes with a pattern that says them.
+# zod's formats, each written with a pattern that says the same.
 SAID_BY_PATTERN = frozenset(
     {
         *("cidrv4", "cidrv6", "cuid", "cuid2", "e164", "emoji", "guid", "ksuid", "nanoid", "ulid"),

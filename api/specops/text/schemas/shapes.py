@@ -1,7 +1,7 @@
-"""What the value of each keyword of a schema looks like: a client's mistake is named by its path.
+"""Checks the values of a schema's keywords, so that an error names the path of a client's mistake.
 
-Earlier drafts count, too. What a schema has within itself is checked once it is looked at, so that
-a mistake in a definition that nothing refers to does not count.
+Earlier drafts are valid, too. Inner schemas are checked when they are used: a mistake in a
+definition that nothing refers to does no harm.
 """
 
 import math

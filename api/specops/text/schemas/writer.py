@@ -1,7 +1,7 @@
 """Rewrites a JSON schema into one that llguidance enforces; the rest is left out and reported.
 
 Two things change. An object that lists `properties`, and does not itself say what else there may
-be, gets no further ones: a small model would invent some, without end. And keywords that the
+be, gets no other ones: a small model would invent them without end. And keywords that the
 library does not know are expressed by others, where that is possible: `if` as `anyOf`,
 `propertyNames` as `patternProperties`, and so on.
 

@@ -1,7 +1,7 @@
 """Arguments that a model writes without JSON: their schemas, their types, and their JSON.
 
 Between tags a text has no quotes, so only the tool's schema tells the text `3` from the number.
-Schemas are a client's: what is wrong in them is as if it were not there.
+Schemas come from clients: wrong parts of them are ignored.
 """
 
 import ast

@@ -165,7 +165,7 @@ class CallGrammar:
         if form.style == "named":
             name = f"{json.dumps(tool.name)} {self._literal(form.middle)}"
             return [f"call{suffix}: {name} args{suffix}", *rules]
-        # Cut at the tokens of JSON, because another JSON value may begin alike.
+        # Cut at the tokens of JSON, because another JSON value may begin the same way.
         name_key, name, key = map(json.dumps, (form.name_key, tool.name, form.arguments_key))
         head = [f"{json.dumps('{')} {self._literal(form.lead)}"]
         head += map(json.dumps, (name_key, ": ", name, ", ", key, ": "))

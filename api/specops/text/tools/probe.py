@@ -50,7 +50,7 @@ _SAID, _SYSTEM, _LATER = "saidword", "systemword", "laterword"
 _RESULT, _RESULT2 = "resultword", "otherresult"
 _THOUGHTS = re.compile(r"\s*(?:<[^<>]*think[^<>]*>\s*)*", re.IGNORECASE)
 _OPEN_TAG = re.compile(r"[<\[][^>\]\s]*$")
-# A turn with calls may end in another way than one without: the text after the last </...>.
+# Turns with calls may end differently from those without: the text after the last </...>.
 _TURN_END = re.compile(r"(</[^<>]*>)(?!.*</).*$", re.DOTALL)
 _TAG_END = re.compile(r"[^<\[\s]*[>\]]")
 

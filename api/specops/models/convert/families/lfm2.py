@@ -48,7 +48,7 @@ class LFM2(Hybrid, architectures="Lfm2ForCausalLM", gguf="lfm2"):
             raise config.error("hidden_size", f"must be a multiple of {CHANNELS_MULTIPLE}")
 
     def usual_kinds(self) -> list[str]:
-        """Those in an older list, else attention in all layers."""
+        """The kinds in an older list, or attention in all layers."""
         full, layers = self.config.list_of(int, "full_attn_idxs"), range(self.shape.num_layers)
         return [FULL if full is None or index in full else _CONV for index in layers]
 
