@@ -39,7 +39,6 @@ from tests.waiting import PATIENCE, until
 pytestmark = pytest.mark.anyio
 TOKEN_SECONDS, PAIR_SECONDS = 0.004, 1e-6
 GAP = {"input_prefix": "ab", "input_suffix": "cd"}
-GAP_TOKENS = (BEGIN_TOKEN, PREFIX, *b"ab", SUFFIX, *b"cd", MIDDLE)
 CHUNK = {"text": "import os\n", "time": [3, 141592], "filename": "a.py"}
 # As the plug-ins send them: `loadtest.editor_trace` has llama.vim's fields; src/llama-server.ts of
 # llama.vscode, autumn of 2026.

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from itertools import count, repeat
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -93,26 +94,12 @@ def test_a_server_hangs_when_it_is_silent_and_idle_or_silent_for_long(
 
 
 def test_the_patience_follows_the_deadline_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    commands: list[list[str]] = []
-
-    class Started:
-        def __init__(self, command: list[str], **_: object) -> None:
-            commands.append(command)
-
-        def __enter__(self) -> Started:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def kill(self) -> None:
-            pass
-
-    monkeypatch.setattr(subprocess, "Popen", Started)
+    started = MagicMock()
+    monkeypatch.setattr(subprocess, "Popen", started)
     for seconds in (300, 7200):
         with watchdog.watched(HOST, 8000, seconds):
             pass
-    assert [command[-1] for command in commands] == ["360.0", "7260.0"]
+    assert [call.args[0][-1] for call in started.call_args_list] == ["360.0", "7260.0"]
 
 
 @pytest.fixture

@@ -97,6 +97,12 @@ def say(page: Any, text: str) -> None:
     page.get_by_role("button", name="Send").click()
 
 
+def converse(page: Any, text: str) -> None:
+    """Send a message in the chat, and wait for the whole answer."""
+    say(page, text)
+    finish(page)
+
+
 def finish(page: Any) -> None:
     until(page, "document.getElementById('progress').textContent.startsWith('Done')")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from tests.stack.console import ask, finish, opened, option, say, until
+from tests.stack.console import ask, converse, finish, opened, option, until
 from tests.stack.test_load_page import stats
 from tests.waiting import PATIENCE, wait
 
@@ -24,8 +24,7 @@ def use_console(browser: Any, api: str) -> None:
         real = "smollm2" in page.locator("#model").inner_text()
         # The likeliest answer, which is right; or a short one of random weights, which end none.
         option(page, "Temperature" if real else "Longest answer", "0" if real else "60")
-        say(page, "What is the capital of France?")
-        finish(page)
+        converse(page, "What is the capital of France?")
         answer = page.locator("#turns li.assistant .content")
         assert "Paris" in answer.inner_text() if real else answer.locator("span").count()
         until(page, "Number(document.getElementById('now-jump').textContent) >= 1")

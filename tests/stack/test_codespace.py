@@ -16,7 +16,7 @@ import pytest
 from tests.browser import BrowserError, launched
 from tests.loopback import HOST, free_port
 from tests.overload import serving
-from tests.stack.console import console, finish, open_chat, option, say, until
+from tests.stack.console import console, converse, option, until
 from tests.stack.forwarding import DOMAIN, ENVIRONMENT, NAME, Forwarded, forwarded, resolver_rules
 from tests.stack.support import ROOT, tool
 from tests.stack.test_compose_file import resolved
@@ -55,10 +55,8 @@ def test_the_console_chats(tmp_path: Path) -> None:
         browsing(way) as browser,
         console(browser, way.url, ignore_https_errors=True) as page,
     ):
-        open_chat(page)
         option(page, "Longest answer", "8")
-        say(page, "def __enter__(self):")
-        finish(page)
+        converse(page, "def __enter__(self):")
         assert "8 tokens" in page.locator("#turns li.assistant .hint").inner_text()
 
 

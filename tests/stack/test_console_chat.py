@@ -14,8 +14,8 @@ from tests.stack.console import (
     LAST,
     PROMPT,
     chunk,
+    converse,
     finish,
-    open_chat,
     open_completion,
     option,
     say,
@@ -38,12 +38,10 @@ if a < b: # <b>
 
 
 def test_a_conversation_goes_on_with_all_that_was_said(page: Any) -> None:
-    open_chat(page)
     option(page, "Longest answer", "60")
     option(page, "System message", "")
     with page.expect_response(CHAT_URL) as sent:
-        say(page, PROMPT)
-    finish(page)
+        converse(page, PROMPT)
     events = [json.loads(line[6:]) for line in sent.value.text().splitlines() if "{" in line]
     first = "".join(event["choices"][0]["delta"].get("content", "") for event in events)
     tokens = [token for event in events for token in event["choices"][0].get("tokens", [])]
@@ -53,8 +51,7 @@ def test_a_conversation_goes_on_with_all_that_was_said(page: Any) -> None:
     assert sum(map(int, re.findall(r": (\d+)$", legend, re.MULTILINE))) == len(tokens) <= 60
     assert f"{len(tokens)} tokens" in page.locator("#turns li.assistant .hint").inner_text()
     with page.expect_request(CHAT_URL) as again:
-        say(page, "import os")
-    finish(page)
+        converse(page, "import os")
     assert again.value.post_data_json["messages"] == [
         {"role": "user", "content": PROMPT},
         {"role": "assistant", "content": first},
@@ -64,11 +61,9 @@ def test_a_conversation_goes_on_with_all_that_was_said(page: Any) -> None:
 
 
 def test_markdown_is_shown_but_never_becomes_html(page: Any) -> None:
-    open_chat(page)
     pieces = [MARKDOWN[at : at + 7] for at in range(0, len(MARKDOWN), 7)]
     script(page, *(chunk(text, ("target", "suffix")[i % 2]) for i, text in enumerate(pieces)), LAST)
-    say(page, "<b>hi</b>")
-    finish(page)
+    converse(page, "<b>hi</b>")
     view = page.locator("#turns li.assistant .content > div")
     for selector, text in (
         ("p.heading", "Title"),
@@ -87,7 +82,6 @@ def test_markdown_is_shown_but_never_becomes_html(page: Any) -> None:
 
 
 def test_calls_are_shown_and_the_chat_asks_for_their_results(page: Any) -> None:
-    open_chat(page)
     asked: list[Any] = []
 
     def call(text: str) -> list[Any]:
@@ -106,8 +100,7 @@ def test_calls_are_shown_and_the_chat_asks_for_their_results(page: Any) -> None:
     option(page, "Tools, as JSON", json.dumps(TOOLS))
     option(page, "JSON schema that answers follow", '{"type": "object"}')
     option(page, "System message", "Be brief.")
-    say(page, "Weather?")
-    finish(page)
+    converse(page, "Weather?")
     assert asked[0]["tools"] == TOOLS
     assert asked[0]["response_format"]["json_schema"]["schema"] == {"type": "object"}
     assert asked[0]["messages"][0] == {"role": "system", "content": "Be brief."}
@@ -121,8 +114,7 @@ def test_calls_are_shown_and_the_chat_asks_for_their_results(page: Any) -> None:
         assert page.locator(selector).inner_text() == text
     assert "left no choice by the grammar" in page.locator("#chat-legend").inner_text()
     script(page, chunk("Sunny."), LAST, asked=asked)
-    say(page, "sun")
-    finish(page)
+    converse(page, "sun")
     assert page.locator("#message-label").inner_text() == "Message"
     called, result = asked[1]["messages"][2:]
     assert called["tool_calls"][0]["function"]["arguments"] == '{"city": "Bern"}'
@@ -131,11 +123,9 @@ def test_calls_are_shown_and_the_chat_asks_for_their_results(page: Any) -> None:
 
 def test_an_answer_can_be_repeated_and_copied_and_a_new_chat_begun(page: Any) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    open_chat(page)
     asked: list[Any] = []
     script(page, chunk("one"), LAST, asked=asked)
-    say(page, "a")
-    finish(page)
+    converse(page, "a")
     script(page, chunk("**two**"), LAST, asked=asked)
     page.get_by_role("button", name="Regenerate").click()
     until(page, "document.querySelector('#turns li.assistant')?.innerText.includes('two')")
@@ -151,7 +141,6 @@ def test_an_answer_can_be_repeated_and_copied_and_a_new_chat_begun(page: Any) ->
 
 
 def test_a_wrong_option_is_named_by_the_page_or_by_the_service(page: Any) -> None:
-    open_chat(page)
     option(page, "JSON schema that answers follow", "{")
     say(page, "a")
     alert = page.get_by_role("alert")
@@ -164,7 +153,6 @@ def test_a_wrong_option_is_named_by_the_page_or_by_the_service(page: Any) -> Non
 
 
 def test_a_streaming_answer_can_be_stopped_and_stays(page: Any) -> None:
-    open_chat(page)
     slow_network(page)
     option(page, "Longest answer", "900")
     say(page, PROMPT)
@@ -199,8 +187,7 @@ def test_the_keyboard_is_enough_to_chat(page: Any) -> None:
 def test_limit_and_sampling_are_the_servers_and_the_models(page: Any) -> None:
     asked: list[Any] = []
     script(page, chunk("one"), LAST, asked=asked)
-    say(page, "a")
-    finish(page)
+    converse(page, "a")
     assert not {"max_tokens", "temperature"} & set(asked[0])
     page.get_by_text("Options").click()
     assert page.get_by_label("Longest answer").get_attribute("placeholder") == "the server's, 1024"
@@ -216,15 +203,13 @@ def test_a_conversation_survives_a_reload_until_a_new_one_begins(page: Any) -> N
     asked: list[Any] = []
     option(page, "System message", "Be brief.")
     script(page, chunk(reasoning_content="hm"), chunk("**one**"), LAST, asked=asked)
-    say(page, "a")
-    finish(page)
+    converse(page, "a")
     before = page.locator("#turns").inner_text()
     page.reload()
     page.wait_for_selector("#state.ready")
     assert page.locator("#turns").inner_text() == before
     assert page.locator("#turns strong").inner_text() == "one"
-    say(page, "b")
-    finish(page)
+    converse(page, "b")
     assert asked[1]["messages"] == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "a"},
@@ -245,8 +230,7 @@ def test_an_earlier_message_is_edited_and_sent_again(page: Any) -> None:
     asked: list[Any] = []
     script(page, chunk("one"), LAST, asked=asked)
     for text in ("a", "b", "c"):
-        say(page, text)
-        finish(page)
+        converse(page, text)
     edit = page.locator("#turns li.user").nth(1).get_by_role("button", name="Edit")
     edit.click()
     assert page.get_by_label("Edited message").input_value() == "b"
@@ -255,8 +239,7 @@ def test_an_earlier_message_is_edited_and_sent_again(page: Any) -> None:
     assert page.get_by_label("Message", exact=True).input_value() == ""
     assert page.locator("#turns .faint").count() == 0
     edit.click()
-    say(page, "b, again")
-    finish(page)
+    converse(page, "b, again")
     assert [turn["content"] for turn in asked[3]["messages"]] == ["a", "one", "b, again"]
     assert page.locator("#turns > li").count() == 4
 
