@@ -2,8 +2,8 @@
 
 Runs the model that the service would serve (the demo pair) with plain decoding and with adaptive
 speculation in turns, prompt by prompt, and fails where a pass brings less than
-`--min-tokens-per-jump`, or where on some kind of text adaptive speculation is slower than plain
-decoding by more than `--max-loss`. Then four requests for code at once, in turns as well: adaptive
+`--min-tokens-per-jump`, or adaptive speculation is slower than plain decoding by more than
+`--max-loss` on some kind of text. Then four requests for code at once, in turns as well: adaptive
 speculation must have at least `--min-gain-at-once` of plain decoding's speed. Takes under two
 minutes.
 

@@ -1,7 +1,7 @@
 """All settings of the service, read once from the environment.
 
-A wrong value stops the start, and the message names the variable: better no service than one that
-runs with settings that nobody chose.
+A wrong value stops the start, and the message names the variable: no service is better than one
+with settings nobody chose.
 """
 
 import os

@@ -33,7 +33,7 @@ SAMPLERS_OFF: dict[str, tuple[float, ...]] = {
     "n_parallel": (1,),
 }
 
-# Fields of requests that constrain an answer, with the field of `structured_outputs` that each is.
+# Fields of requests that constrain an answer, each with its name in `structured_outputs`.
 CONSTRAINTS = {
     "guided_json": "json",
     "json_schema": "json",

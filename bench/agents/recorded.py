@@ -1,10 +1,10 @@
 """Recorded requests of agents: Claude Code, opencode and Codex, as their npm packages sent them.
 
-A file keeps what a request is made of, and none of its author's prose: each line of a prompt or
-description of 24 characters or more is kept as its length and a digest (`§88.5f0a`) and read as
-words of our own, which have that length. Equal lines stay equal and different ones different, in
-every request, so that two requests agree as far as they did. Names of tools and of their parameters
-are kept, paths and accounts are replaced.
+A file keeps a request's parts, and none of its author's prose: of each line of a prompt or
+description with 24 characters or more it keeps the length and a digest (`§88.5f0a`), and reading
+puts words of our own with that length in its place. Equal lines stay equal and different ones
+different, in every request, so that two requests agree as far as they did. Names of tools and of
+their parameters are kept, paths and accounts are replaced.
 """
 
 import json

@@ -90,7 +90,7 @@ def cases(passes: int, vocab: int) -> list[Case]:
 
 @dataclass(frozen=True, slots=True)
 class SideProcess:
-    """How a side is started, and the model that it loads, whose files are in `weights`."""
+    """How a side is started, and its model, whose files are in `weights`."""
 
     command: tuple[str, ...]
     model: str

@@ -28,8 +28,8 @@ class LlamaSide(Side):
     """A context with a sequence per row or request.
 
     The prompts of requests at once are one batch. Then every pass has a token of each request. No
-    server schedules them: requests that arrive together need no scheduling, so this is the least
-    time that llama.cpp takes.
+    server schedules them: requests that arrive together need no scheduling, so this is llama.cpp's
+    least time.
     """
 
     def load(self, model: str, *, threads: int, rows: int, capacity: int) -> str:

@@ -20,7 +20,7 @@ _TURNS, _SINGLES = 4, 2  # of a conversation; questions without a session betwee
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """A conversation, which has a session, or a single question, which has none.
+    """A conversation with a session, or a single question without one.
 
     Every question is sent with the conversation before it.
     """

@@ -1,7 +1,7 @@
 """One client for every load: what benchmarks, soaks and tests under load send, and how it ended.
 
-A scenario is data: a list of requests that come at the same moment (`burst`), or scripts, each of
-which makes one client's next request from the answer to its last one (`follow`). It speaks HTTP
+A scenario is data: a list of requests that come at the same moment (`burst`), or scripts, one for
+each client, that make the next request from the answer to the last one (`follow`). It speaks HTTP
 itself, because some clients send half a request or leave in the middle, and because a client that
 shares two cores with the server must take little of them.
 """

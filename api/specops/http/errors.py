@@ -128,7 +128,7 @@ def timeout_error(what: str, seconds: float) -> ApiError:
 
 
 def client_left() -> ApiError:
-    """Return the error that ends the work for a client that has left; nobody reads it."""
+    """Return the error that ends the work after the client has left; nobody reads it."""
     message = "the client left before the answer began"
     return ApiError(CLIENT_CLOSED_REQUEST, message, code="client_left")
 

@@ -56,7 +56,7 @@ _ABSOLUTE = re.compile(rb"https?://([^/]+)(/.*)?", re.IGNORECASE | re.DOTALL)
 # What a larger one counts, with texts to embed, until it is answered: its bytes, and their tokens.
 _BATCH = 16
 _VALID_ID = re.compile(r"[\x21-\x7e]{1,64}")
-_YIELDS = 3  # of the event loop: after that many it has seen all requests that came together
+_YIELDS = 3  # of the event loop: by then it has seen all requests that came together
 _REFUSALS = (401, 403, 413, 429, 503)
 _QUIET_PATHS = ("/health", "/metrics")  # other programs ask them every few seconds
 # The reason of a rejection in the metrics, by the code of the answer.
@@ -170,9 +170,9 @@ class RequestContext:
     ) -> None:
         """Write a line for each request that was answered.
 
-        Of those that were refused or never whole, and of pages that a client without its key reads,
-        each kind has one line a minute, or a crowd or a stranger could push all other lines out of
-        a log. The debug log has all.
+        Refused and incomplete requests, and pages read without a key, have one line a minute for
+        each kind: otherwise a crowd or a stranger could push all other lines out of a log. The
+        debug log has all.
         """
         fields: dict[str, Any] = {
             "method": scope["method"],

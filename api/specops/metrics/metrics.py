@@ -215,7 +215,7 @@ class Metrics(Series):
         """Count a request that ended.
 
         The latest request in each bucket of latency and time to first token is that bucket's
-        exemplar, by the id of its trace, or without one by the id that its client and the log know.
+        exemplar. It is named by its trace, or without one by the id in the answer and the log.
         """
         trace = request.trace
         exemplar = {"trace_id": trace.trace_id} if trace else {"request_id": request.client_id}

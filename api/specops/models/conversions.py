@@ -1,8 +1,8 @@
 """Keeps conversions on disk: one for each content of a checkpoint, kind of weights and format.
 
-A conversion is named by a digest of what was converted and by the converter's format version. So a
-checkpoint that exists under two paths is converted and stored once, for example a draft that has
-the target's own files. The digest reads every byte. It is kept with the files' sizes and times, and
+A conversion is named by a digest of its source and by the converter's format version. So a
+checkpoint under two paths is converted and stored once, for example a draft with the target's own
+files. The digest reads every byte. It is kept with the files' sizes and times, and
 computed again only when these change. Versions of the service that share a folder leave each
 other's conversions alone: `specops.system.generations` says how long outdated ones stay.
 
@@ -10,7 +10,7 @@ A conversion is compared with its checksums before its first use after a boot of
 a new version of ONNX Runtime, and when a file has changed since. A damaged one is made again.
 
 The process that converts holds a lock; another process waits and then finds the conversion. A
-half-made folder that is there while the lock is held was left by a process that was killed.
+half-made folder under a free lock was left by a killed process.
 """
 
 import hashlib

@@ -45,7 +45,7 @@ class IncompleteError(ValueError):
 Check = Callable[..., int]
 """Called with a config.json, or with the present parts of all files of a GGUF.
 
-Raises ModelError if a model cannot run; returns the number of files that tell all that they can.
+Raises ModelError if a model cannot run; returns the number of files with nothing more to tell.
 """
 Progress = Callable[[int, int], None]
 """Called with the number of bytes that are here and the number of all bytes."""

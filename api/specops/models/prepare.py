@@ -415,7 +415,7 @@ def _convert(
 
 
 def _percents(work: str, report: Callable[[str], None]) -> Callable[[str], None]:
-    """Return a function that reports the converter's percentages and the minutes that are left.
+    """Return a function that reports the converter's percentages and the minutes left.
 
     These follow from how fast the percentages come: what precedes the first one, such as making the
     tokenizer, says nothing of it.

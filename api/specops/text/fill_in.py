@@ -62,8 +62,8 @@ class FillIn:
         Both texts together get half of the context. With chunks they get a quarter, and the chunks
         half: the first ones are left out. Editors add chunks at the end and drop some of them, so
         where they fit a jump to another place leaves most of the prompt as it was. As in
-        llama-server, three quarters of the texts' part are for the one before the gap, which loses
-        its beginning, and one is for the text after it, which loses its end. An eighth of the
+        llama-server, three quarters of the texts' part are for the text before the gap, which loses
+        its beginning, and one quarter for the text after it, which loses its end. An eighth of the
         context is for what was typed.
 
         Args:

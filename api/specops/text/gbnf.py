@@ -1,7 +1,7 @@
 """Translates GBNF, the language of llama.cpp's grammars, to the grammar library's Lark.
 
-The library's own translator does it; what that would misread is spelled otherwise before: codes of
-letters, `.`, which is any letter here, and a rule that has the name of Lark's first one.
+The library's own translator does it. Before, this module respells what the translator would
+misread: codes of letters, `.` for any letter, and a rule with the name of Lark's first one.
 """
 
 import re

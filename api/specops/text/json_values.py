@@ -54,7 +54,7 @@ def check_parts(text: bytes | bytearray, most_values: int = MAX_VALUES) -> None:
 
 
 def _counts(pieces: Iterable[Bytes]) -> list[int]:
-    """Count the signs that begin objects, lists and names' values, and those that end items."""
+    """Count the signs before objects, lists and values of names, and the commas after items."""
     counts = [0, 0]
     for letters in pieces:
         for index, kinds in enumerate((b"{[:", b",")):

@@ -86,7 +86,7 @@ class ToolChoice(NamedTuple):
 
     Attributes:
         mode: whether they may be called or must be; None: they may.
-        allowed: names of those that may be called, of all that the prompt describes; None: all.
+        allowed: names of the tools that may be called, if not all in the prompt; None: all.
         once: an answer has one call at most.
     """
 
@@ -252,9 +252,9 @@ def joined(
     Args:
         content: of the message; None: it is empty.
         source: the body's field, for errors.
-        ignored: of an answer or a tool's result: gets the names of the parts that are no texts,
-            which are left out. Clients send what an agent has seen and done with every request. To
-            refuse a part of it would end the conversation for good.
+        ignored: gets the names of parts other than text, which are left out of an answer or a
+            tool's result. Clients send all that an agent has seen and done with every request, so
+            refusing one part would end the conversation for good.
         result: a word takes the place of such a part, so that the model knows of it.
 
     Raises:
@@ -401,7 +401,7 @@ def mixed_tokens(
 ) -> Tokens:
     """Return the tokens of a text, or of tokens and texts in a row.
 
-    Only a text that begins the prompt gets the special tokens that the model expects there.
+    Only a text at the beginning of the prompt gets the special tokens that the model expects there.
 
     Raises:
         InvalidField: a token does not exist.
@@ -493,8 +493,7 @@ def truncate_to_fit(engine: Engine, asked: Conversation, room: int) -> tuple[Cha
         room: most tokens of the prompt.
 
     Returns:
-        The prompt, which is too long if what has to stay is, and the number of messages that were
-        left out.
+        The prompt, still too long if what stays is, and the number of messages left out.
 
     Raises:
         InvalidField, PromptTooLong, ProgramProcessError: see `encode`.

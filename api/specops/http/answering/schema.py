@@ -2,9 +2,9 @@
 
 Each protocol's body says in its own field names what the engine is asked for; `EngineOptions` is
 the one view that the rest of the server has of all of them. Fields that constrain an answer's form
-have the names of several servers: OpenAI's, vLLM's old and new ones, llama.cpp's. Of llama.cpp's
-options, which its own server and Ollama take, a fraction is cut off where a whole number is
-expected, and a number beyond the sensible ones means what llama.cpp makes of it.
+have the names of several servers: OpenAI's, vLLM's old and new ones, llama.cpp's. llama.cpp's
+options, in its own server and in Ollama, follow llama.cpp: a fraction is cut off where a whole
+number is expected, and a number out of range has llama.cpp's meaning.
 """
 
 import re
@@ -447,7 +447,7 @@ Stops = _Stop | StopList
 
 
 def sampling_field(name: str, description: str, default: float | None = None) -> Any:
-    """Return a field that says how to draw tokens, in the range that models' defaults have, too.
+    """Return a field for a sampling parameter, with the same range as models' defaults.
 
     Args:
         name: of the parameter, in `RANGES`.

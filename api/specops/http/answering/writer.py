@@ -545,7 +545,7 @@ class BlockWriter(Writer):
         return events
 
     def end_open_block(self, *, complete: bool = True) -> bytes:
-        """Return the events that end the block that is being written, if there is one.
+        """Return the events that end the open block, if there is one.
 
         Args:
             complete: the answer was not cut off within the block.

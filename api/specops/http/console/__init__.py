@@ -1,8 +1,8 @@
 """The console: one page at `/` for people without a Grafana, and the figures that it draws.
 
 The process puts the page together from its files at the start. The page's policy allows nothing
-from any other place. A program that wants JSON from `/` gets a list of links, any other the words
-by which Ollama's clients know a server.
+from any other place. A program that asks `/` for JSON gets a list of links, any other program the
+words by which Ollama's clients know a server.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Where a program on this machine reaches a server, by the address on which that listens.
+"""Where a program on this machine reaches a server, given the server's listening address.
 
 The healthcheck and the watchdog ask it, which is why this uses nothing of the service.
 """

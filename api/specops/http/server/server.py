@@ -32,8 +32,8 @@ from specops.system.resources import raise_open_files
 # When the service has stopped, responses only have to leave the socket's buffer.
 _FLUSH_SECONDS = 5
 _TICKS = 10  # of uvicorn's main loop, in a second
-# Connections that are accepted before the next look at those that are open. With all that wait at
-# once, a flood of connections that are reset again would be a crowd of open ones for a moment.
+# Connections to accept before the next look at the open ones. If all were accepted at once, a flood
+# of connections that are soon reset would be a crowd of open ones for a moment.
 _ACCEPTED = 64
 # An open connection takes 5 KiB, one with 64 KiB of a body 67 KiB (of 600 each): 0.14 GB.
 _MAX_CONNECTIONS = 2048

@@ -49,7 +49,7 @@ def watch(
         activity: returns values that change whenever the server computes, its state first; None
             if the system does not report them.
         ended: waits a moment and returns whether the server has ended.
-        patience: seconds for which a server that computes may be silent.
+        patience: seconds of silence allowed to a server that computes.
         clock: returns seconds.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Says what kind of model it is that cannot be converted, and what to take instead."""
+"""Names the kind of a model that cannot be converted, and what to take instead."""
 
 from collections.abc import Iterable
 

@@ -94,7 +94,7 @@ class WeightStore:
         return self.constant(name, values)
 
     def constant(self, name: str, values: NDArray[Any]) -> str:
-        """A tensor that the graph needs and that no checkpoint holds."""
+        """A tensor of the graph that is in no checkpoint."""
         if values.nbytes <= _INLINE_BYTES:
             self.initializers.append(numpy_helper.from_array(values, name))
             return name

@@ -10,8 +10,7 @@ from specops.models.errors import ModelError
 from specops.runtime import kernels
 
 ATTENTION = "GroupQueryAttention"  # of exports
-# Our operators in which a token sees earlier tokens, with the number of their inputs that have
-# tokens.
+# Our operators in which a token sees earlier tokens, and how many of their inputs have tokens.
 MIXING = {
     kernels.ATTENTION: 3,
     kernels.SHORT_CONV: 1,

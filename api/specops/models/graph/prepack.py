@@ -6,8 +6,8 @@ a file in the order in which a pass reads them; tables that it reads a few rows 
 them. The file is mapped into the page cache, where the system may drop and reread pages under a
 memory cap.
 
-Products that stay with ONNX Runtime keep the form into which ONNX Runtime packs weights; it can
-save this form and map it likewise. This module repairs one thing (onnxruntime 1.31): a packed
+Products that stay with ONNX Runtime keep ONNX Runtime's packed form of weights; it can save this
+form and map it likewise. This module repairs one thing (onnxruntime 1.31): a packed
 weight must start at a multiple of 64 bytes, but ONNX Runtime saves it at any offset, and then reads
 back garbage. Here each weight starts on a page.
 
@@ -41,7 +41,7 @@ _EXTERNAL_BYTES = 1024  # smaller weights stay in the graph's own file
 _PIECE = 16 << 20
 _PACKED = "prepacked_"
 _NUMBERS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
-# Errors from missing attributes, shapes that do not fit, and weights that are cut short
+# Errors from missing attributes, wrong shapes, and weights that are cut short
 _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 _LOOK_UPS = ("Gather", "GatherBlockQuantized")
 _ROTARY = slice(6, 8), slice(10, 12)  # attention's inputs with tables of its rotation

@@ -3,8 +3,7 @@
 `specops.QuantizedMatMul` computes its own input: from a residual and a summand it makes the norm of
 their sum; from the two halves of a feed-forward's first product it makes the gated product; from
 attention and a gate it makes the gated output. A layer is then five nodes instead of ten. A norm
-that no product reads becomes `specops.Norm`, our own node, so that it has the same bits on every
-processor.
+that no product reads becomes `specops.Norm`, our own node with the same bits on every processor.
 """
 
 from collections.abc import Callable
@@ -206,7 +205,7 @@ def _give_input(product: onnx.NodeProto, x: str, kind: Made) -> None:
 def _activation(
     name: str, wiring: Wiring
 ) -> tuple[Made, onnx.NodeProto, list[onnx.NodeProto]] | None:
-    """Return which gate a tensor is, the product that it opens by, and the activation's nodes."""
+    """Return a gate's kind, the product that opens it, and the nodes of its activation."""
     last = wiring.makers.get(name)
     if last is None:
         return None

@@ -144,9 +144,9 @@ def _refuse_own_operators(model: onnx.ModelProto) -> None:
     """Refuse the engine's own operators in an export: they trust the cache address in their input.
 
     Functions and graphs in a node's attribute are refused too, since they could hide such
-    operators. A graph that only chooses between tensors is allowed (`_rotary_tables`), and so are
-    the operators for a GGUF's weights, which nothing runs as they are, and recurrences over whole
-    sequences, which have no such input.
+    operators. Three things are allowed: graphs that only choose between tensors
+    (`_rotary_tables`), the operators for a GGUF's weights, which nothing runs as they are, and
+    recurrences over whole sequences, which have no such input.
     """
     for node in model.graph.node:
         harmless = node.op_type in (GGUF_GATHER, GGUF_MATMUL) or _is_whole(node)

@@ -20,7 +20,7 @@ _PLACE = {"location", "offset", "length", "checksum"}
 def locate(graph: GraphProto, folder: Path) -> None:
     """Check that all weights are in the graph's own `folder`, since the graph is not trusted.
 
-    Weights that a conversion of ours has left in the file that it was made from get that location.
+    Weights that our conversion has left in its source file get that file's location.
 
     Raises:
         ModelError: a weight's file is missing or elsewhere, or the graph says more about a weight

@@ -61,7 +61,7 @@ _WEIGHTS = {  # inputs
 Tensors = Mapping[str, TensorProto]
 Weights = tuple[Any, ...]
 Written = dict[Weights, TensorProto]
-"""Tiles and tables by the weights that they were made of, which graphs may have in common."""
+"""Tiles and tables by the weights they were made of; graphs may share weights."""
 
 
 class _Segment(NamedTuple):

@@ -5,9 +5,9 @@ digest of both and of the graph it was made from; `specops.system.generations` s
 of the same model stay. Every start compares it with its checksums and makes it again if anything
 differs. This check reads the files once from front to back, which also brings them into the page
 cache before the first request needs them. What kernels use comes first in the file. Then come the
-originals of packed weights, which no pass reads, and tables of which a pass reads a few rows. The
-check lets go of these, and of what the memory cap has no room for, at once, so that they push
-nothing else out.
+originals of packed weights, which no pass reads, and tables, of which a pass reads a few rows. The
+check drops these from memory at once, as well as what the memory cap has no room for, so that they
+push nothing else out.
 """
 
 import hashlib

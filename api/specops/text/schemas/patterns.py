@@ -17,7 +17,7 @@ NARROWED_FORMATS = {"idn-email": "email", "idn-hostname": "hostname", "iri": "ur
 _BASE64 = r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _PATH = r"(?:[A-Za-z0-9\-._~!$&'()*+,;=/]|%[0-9A-Fa-f]{2})*"
 _UUID = "^[0-9a-f]{{8}}-[0-9a-f]{{4}}-{}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}$"
-# RFC 3339 from the year 1 on, which is the first that clients can read, and without leap seconds.
+# RFC 3339 without leap seconds, and from the year 1 on: clients can read no earlier one.
 _LEAP_YEAR = r"(?:[0-9][0-9](?:0[48]|[2468][048]|[13579][26])|(?:[2468][048]|0[48]|[13579][26])00)"
 _DATE = (
     rf"(?:{_LEAP_YEAR}-02-29|"

@@ -18,7 +18,7 @@ _ANCHORS = ("$anchor", "$dynamicAnchor")
 
 
 class SchemaError(ValueError):
-    """A schema says something that is wrong, or that cannot be enforced where it has to be.
+    """A schema has an error, or a keyword that cannot be enforced although it must be.
 
     Attributes:
         path: JSON pointer of the keyword.

@@ -1,9 +1,9 @@
 """Rewrites a JSON schema into one that llguidance enforces; the rest is left out and reported.
 
 Two things change. An object that lists `properties`, and does not itself say what else there may
-be, gets no other ones: a small model would invent them without end. And keywords that the
-library does not know are expressed by others, where that is possible: `if` as `anyOf`,
-`propertyNames` as `patternProperties`, and so on.
+be, gets no other ones: a small model would invent them without end. And keywords
+unknown to the library are expressed by others where possible: `if` as `anyOf`, `propertyNames` as
+`patternProperties`, and so on.
 
 Objects are closed where a schema describes a whole value. There, everything joined to one schema
 counts together: the parts of `allOf` and targets of `$ref` are written in place, open, and the
@@ -699,7 +699,7 @@ def _say_once(written: Schema) -> None:
 
 
 def _only_reference(node: Schema) -> Schema | None:
-    """Return a schema that is nothing but a reference, or that `allOf` makes of one."""
+    """Return a schema that is only a reference, perhaps within `allOf`."""
     words = [keyword for keyword in node if keyword not in ANNOTATIONS]
     if len(words) != 1:
         return None

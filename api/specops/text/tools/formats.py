@@ -99,7 +99,7 @@ class ToolFormat:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Marks that may be special tokens, so that they must be kept in the answer's text."""
+        """Marks that may be special tokens and have to stay in the answer's text."""
         texts = [self.opening, self.between, self.closing, self.middle, *self.other_marks]
         return tags_in(*texts, self.key_open, self.key_close, self.value_close, self.quote)
 
@@ -160,7 +160,7 @@ class ToolFormat:
 
 
 GENERIC = ToolFormat()
-"""The form for models that were trained on none, or on one that is not known here."""
+"""The form for models that were trained on no form, or on an unknown one."""
 # Forms of families whose templates describe tools, but leave out calls: the first whose sign the
 # template contains.
 _UNSHOWN = (
@@ -211,7 +211,7 @@ THINKING = (
 
 
 def unshown_format(template: str) -> ToolFormat:
-    """Return the format that a template's source names, for one that shows no calls."""
+    """Return the format of a template that shows no calls, by signs in its source."""
     return next((form for sign, form in _UNSHOWN if sign in template), GENERIC)
 
 

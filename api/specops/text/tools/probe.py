@@ -317,7 +317,7 @@ def _as_named(one: str, two: str = "") -> ToolFormat | None:
 
 
 def _named(text: str, call: Call, after: int = 0) -> tuple[int, str, int] | None:
-    """Return where a call's name is, the text up to its JSON, and where that ends."""
+    """Return the start of a call's name, the text up to its JSON, and the end of that text."""
     name, arguments = call
     start = text.find(name, after)
     brace = text.find("{", start)

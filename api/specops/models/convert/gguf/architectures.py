@@ -1,4 +1,4 @@
-"""Finds the family that reads a GGUF, and refuses settings that none has."""
+"""Finds the family that reads a GGUF, and refuses settings that no family supports."""
 
 from typing import Any
 

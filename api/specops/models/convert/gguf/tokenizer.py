@@ -58,7 +58,7 @@ _ENDS = {
     *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<|fim_repo|>", "<fim-repo>", "<|repo_name|>"),
     *("<reponame>", "<|file_sep|>"),
 }
-# Those that are also words of texts end an answer only if the file says that they are special.
+# These may also be ordinary words: they end an answer only if the file calls them special.
 _CONTROL_ENDS = {"</s>", "<eos>", "_<EOT>", "[EOT]", "[EOS]", "[e~[", "<turn|>", "[PAD]", "<PAD>"}
 # Tokens of a gap are matched in texts whatever their type, so that clients can write them.
 _FILL_IN = {mark for form in FORMS if form.gap for mark in form.marks}
