@@ -254,8 +254,8 @@ class SourceStats:
     accepted_per_position: list[int] = field(default_factory=list)
     reached_per_position: list[int] = field(default_factory=list)  # those before were accepted
 
-    def add(self, verified: int, accepted: int) -> None:
-        """Count a draft, by the numbers of its verified and its accepted tokens."""
+    def add(self, verified: int, accepted: int, count: int = 1) -> None:
+        """Count so many drafts, by the numbers of their verified and their accepted tokens."""
         for counts, length in (
             (self.verified_per_position, verified),
             (self.accepted_per_position, accepted),
@@ -263,7 +263,7 @@ class SourceStats:
         ):
             counts.extend([0] * (verified - len(counts)))
             for position in range(min(verified, length)):
-                counts[position] += 1
+                counts[position] += count
 
     def __add__(self, other: SourceStats) -> SourceStats:
         """Both together, position by position."""

@@ -8,7 +8,7 @@ import pytest
 from specops.engine.request_state import Drafters, RequestState
 from specops.engine.scheduled import Scheduled
 from specops.engine.scheduler import Scheduler
-from specops.request import Grammar, GrammarKind, SamplingParams
+from specops.request import Grammar, GrammarKind, SamplingParams, Step
 from specops.runtime.cost_model import CostModel
 from specops.runtime.kvcache.manager import KvCache
 from specops.speculation.controller import Controller, Proposal
@@ -125,7 +125,7 @@ def propose(
     for drafter in {one for chain in asked.values() for one in chain}:
         for state in states:
             drafter.begin(state.slot, state.tokens, "")
-    return drafting.propose(list(states), prompt_tokens)[0]
+    return drafting.propose(Step(), list(states), prompt_tokens)
 
 
 def draft_of(item: Scheduled) -> Draft:
@@ -298,12 +298,12 @@ def test_no_draft_is_made_that_has_no_room_in_the_cache() -> None:
     drafting = make_drafting(cache, chains(lookup), FixedLengths(8))
     for state in (full, roomy):
         state.drafters = state.chain = (lookup,)
-    found, _ = drafting.propose([full, roomy], 0)
+    found = drafting.propose(Step(), [full, roomy], 0)
     assert [len(draft_of(item).tokens) for item in found] == [1, 4]  # one place in its block
     full.tokens.append(5)
     full.num_computed = 63
     assert cache.reserve(full.slot, 64)
-    (item, _), _ = drafting.propose([full, roomy], 0)
+    item, _ = drafting.propose(Step(), [full, roomy], 0)
     assert (draft_of(item).tokens, *told(item)) == ((), None, None)
 
 
@@ -343,7 +343,7 @@ def test_a_request_whose_drafter_is_not_worth_asking_is_declined() -> None:
     credit.book(-1.0, 1.0, 0.0)
     asked, declined = propose(chains(model), controller, fresh, dull)
     assert (len(draft_of(asked).tokens), told(asked)) == (2, (None, None))
-    assert (declined.tokens, declined.state.rests(controller.now)) == ([5], True)
+    assert (declined.tokens, declined.state.may_draft(controller.now)) == ([5], False)
     assert model.asked == [1]
 
 

@@ -15,6 +15,7 @@ from specops.engine.pass_budget import PassBudget
 from specops.engine.request_state import RequestState
 from specops.engine.scheduled import Scheduled
 from specops.engine.slots import SlotManager
+from specops.request import Step
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.kvcache.manager import KvCache
 from specops.speculation.controller import Attempt, Controller, Outcome, Proposal
@@ -66,21 +67,27 @@ class Drafting:
         self._proposing = 0.0  # seconds that drafters took in this step
 
     def propose(
-        self, decoding: list[RequestState], prompt_tokens: int
-    ) -> tuple[list[Scheduled], float]:
+        self, step: Step, decoding: list[RequestState], prompt_tokens: int
+    ) -> list[Scheduled]:
         """Collect the draft tokens that a pass verifies.
 
         Args:
+            step: gets the seconds that asking drafters took.
             decoding: the requests that decode in the pass.
             prompt_tokens: number of prompt tokens that will be in the pass, too.
 
         Returns:
-            What to compute of each request; and the seconds that asking drafters took.
+            What to compute of each request.
         """
-        scheduled, now = [Scheduled.decoding(state) for state in decoding], self.controller.now
-        awake = [item for item in scheduled if item.state.may_draft(now)]
+        scheduled = [Scheduled.decoding(state) for state in decoding]
+        drafting = [item for item in scheduled if item.state.drafters]
+        if not drafting:
+            return scheduled
+        now = self.controller.now
+        awake = [item for item in drafting if item.state.may_draft(now)]
         if not awake:
-            return scheduled, 0.0
+            step.declined_drafters = [item.state.request.drafter for item in drafting]
+            return scheduled
         begun, count = self._clock(), len(scheduled)
         read = not prompt_tokens and self._read_ahead([item.state for item in awake], count)
         planned = [self._plan(item, count, prompt_tokens) for item in awake]
@@ -89,17 +96,26 @@ class Drafting:
         if any(one.proposal.draft.tokens for one in asking) or any(item.forced for item in awake):
             self._fill(scheduled, prompt_tokens)
         seconds = self._clock() - begun if asks or read else 0.0
+        step.draft_seconds += seconds
+        step.declined_drafters = [
+            item.state.request.drafter for item in drafting if item.state.speculation.due > now
+        ]
         each = (seconds - self._proposing + self._learning) / max(1, asks)
         for one in asking:  # the time for asking itself, and for choosing
             one.proposal.asking_seconds = each
-        return [item for item in scheduled if not item.state.finish], seconds
+        return [item for item in scheduled if not item.state.finish]
 
-    def learn(self, outcomes: Sequence[Outcome], decoding: int, work: float) -> None:
-        """Have the controller learn from a step; see `Controller.stepped`."""
+    def learn(self, step: Step, outcomes: Sequence[Outcome], work: float) -> None:
+        """Learn from a step, and tell it who had no draft tokens; see `Controller.stepped`."""
         begun = self._clock()
-        self.controller.stepped(outcomes, decoding, work)
-        if any(item.proposal.attempts for item in outcomes):
-            self._learning = self._clock() - begun
+        self.controller.stepped(outcomes, step.decoding, work)
+        if outcomes:
+            proposals = [item.proposal for item in outcomes]
+            if any(item.attempts for item in proposals):
+                self._learning = self._clock() - begun
+            step.missed_drafters = [item.missed for item in proposals if item.missed]
+            declined = [item.declined for item in proposals if item.declined]
+            step.declined_drafters = [*step.declined_drafters, *declined]
 
     def count_reading(self) -> float:
         """Seconds that drafters have read states since the last step; the controller learns it."""

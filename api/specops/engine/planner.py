@@ -62,8 +62,7 @@ class Planner:
         if prompts:
             uncomputed = sum(item.num_uncomputed_tokens for item in prompts)
             waiting = min(uncomputed, self._budget.usual_chunk)
-        scheduled, asking = self._drafting.propose(decoding, waiting)
-        step.draft_seconds += asking
+        scheduled = self._drafting.propose(step, decoding, waiting)
         for item in scheduled:
             batch.add(item.slot, item.start, item.tokens, item.num_logits, item.num_committed)
         step.decoding, decoded = len(scheduled), batch.num_tokens

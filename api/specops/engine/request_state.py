@@ -132,7 +132,8 @@ class RequestState:
         self._stop: str | None = None  # the stop string that was found
         self._told = 0  # tokens of the prompt of whose computation the client knows
         self._steps = self._drafts = self._draft_misses = 0
-        self._sources: defaultdict[str, SourceStats] = defaultdict(SourceStats)
+        # Number of drafts by drafter, and by the numbers of verified and accepted tokens.
+        self._sources: defaultdict[tuple[str, int, int], int] = defaultdict(int)
         self._found_in: defaultdict[str, int] = defaultdict(int)
         self._clock = clock
         self._started: float | None = None
@@ -149,14 +150,12 @@ class RequestState:
             return Status.WAITING
         return Status.PREFILL if self.num_uncomputed_tokens else Status.DECODE
 
-    def rests(self, now: float) -> bool:
-        """Whether it has drafters, and none may be asked yet; `now` is the controller's."""
-        return self.speculation.due > now and bool(self.drafters)
-
     def may_draft(self, now: float) -> bool:
-        """Whether a drafter may be asked for it, or its grammar may force tokens."""
-        due = self.speculation.due <= now or self.request.sampling.grammar is not None
-        return due and bool(self.drafters)
+        """Whether its drafters, if it has any, may be asked now, or its grammar may force tokens.
+
+        `now` is the controller's time.
+        """
+        return self.speculation.due <= now or self.request.sampling.grammar is not None
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -293,29 +292,17 @@ class RequestState:
         if self._first_token is None:
             self._first_token = now
         self.last_token = now
-        text, matcher = self._text, self.matcher
-        last = len(tokens) - 1
+        text, adjusts, ends = self._text, self.adjusts, self._end_tokens
+        kept, last, left = self.tokens, len(tokens) - 1, self.remaining
         for position, token in enumerate(tokens):
-            origin = drafter if position >= forced else GRAMMAR
-            if position == last:
-                origin = TARGET
-            self.tokens.append(token)
-            if self.adjusts:
-                self._note(token)
+            origin = TARGET if position == last else drafter if position >= forced else GRAMMAR
+            kept.append(token)
             prob = None if logits is None else self._logprob(logits[position], token, origin)
             self._pieces += text.push(token, origin, prob)
-            if token in self._end_tokens or text.stopped is not None:
+            if token in ends or text.stopped is not None or (adjusts and self._note(token)):
                 self.finish, self._stop = FinishReason.STOP, text.stopped
                 return position + 1
-            if text.dedented:
-                self.finish = FinishReason.LENGTH
-                return position + 1
-            if matcher is not None:
-                matcher.advance(token)
-                if matcher.complete:
-                    self.finish = FinishReason.STOP
-                    return position + 1
-            if len(self.tokens) >= self._most_tokens:
+            if text.dedented or position + 1 >= left:
                 self.finish = FinishReason.LENGTH
                 return position + 1
         allowed = self.request.predict_seconds
@@ -323,12 +310,16 @@ class RequestState:
             self.finish = FinishReason.LENGTH
         return len(tokens)
 
-    def _note(self, token: int) -> None:
-        """Return the adjustments of a new token's logits."""
+    def _note(self, token: int) -> bool:
+        """Note a new token in what adjusts logits; returns whether the answer is complete."""
         if self._processor is not None:
             self._processor.append(token)
         if self._budget is not None:
             self._budget.push(token)
+        if self.matcher is None:
+            return False
+        self.matcher.advance(token)
+        return self.matcher.complete
 
     def _logprob(self, logits: Floats, token: int, origin: str) -> Logprob:
         most = self.request.logprobs or 0
@@ -352,7 +343,7 @@ class RequestState:
         self.num_computed = 0
         return True
 
-    def count_step(self, drafts: Collection[Draft] = (), *, missed: bool) -> None:
+    def count_step(self, drafts: Collection[Draft] = (), *, missed: bool = False) -> None:
         """Count one pass in which the request decoded.
 
         Args:
@@ -365,7 +356,7 @@ class RequestState:
             return
         self._drafts += 1
         for draft in drafts:
-            self._sources[draft.drafter].add(len(draft.tokens), draft.accepted)
+            self._sources[draft.drafter, len(draft.tokens), draft.accepted] += 1
             if draft.accepted:
                 self._found_in[draft.found_in or draft.drafter] += draft.accepted
 
@@ -383,10 +374,10 @@ class RequestState:
             except Exception as error:
                 self.fail(error)
         pieces, self._pieces = tuple(self._pieces), []
-        stats = self._stats() if self.finish or request.step_stats or computed else None
-        output = Output(request.request_id, pieces, self.finish, stats, self.error, self._stop)
-        if computed:
-            output.prompt_computed = computed
+        output = Output(request.request_id, pieces)
+        if self.finish or request.step_stats or computed:
+            output.finish, output.error, output.stop = self.finish, self.error, self._stop
+            output.stats, output.prompt_computed = self._stats(), computed
         return output if self.reader is None else self.reader.add(output)
 
     def _progress(self) -> int:
@@ -402,6 +393,9 @@ class RequestState:
         started = self._started if self._started is not None else now
         first = self._first_token if self._first_token is not None else now
         last = self.last_token if self.last_token is not None else now
+        sources: dict[str, SourceStats] = {}
+        for (drafter, verified, accepted), count in self._sources.items():
+            sources.setdefault(drafter, SourceStats()).add(verified, accepted, count)
         speedup = 1.0
         if self._steps and last > first:  # draft tokens are not free, whatever was estimated
             saved = 1 + self.speculation.saved / (last - first)
@@ -413,7 +407,7 @@ class RequestState:
             sequence_steps=self._steps,
             drafts=self._drafts,
             draft_misses=self._draft_misses,
-            sources=dict(self._sources),
+            sources=sources,
             accepted_found_in=dict(self._found_in),
             queue_seconds=started - self.request.arrival,
             prefill_seconds=first - started,

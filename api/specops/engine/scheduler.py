@@ -104,6 +104,7 @@ class Scheduler:
         self._in_flight: dict[str, RequestState] = {}
         self._next_deadline = _NO_BOUND  # no request in flight has an earlier one
         self._left: list[RequestState] = []  # requests that ended while they waited
+        self._ends = False  # a request has ended between two steps
         # The latest step that only decoded: what `Overhead.observe` takes, where the seconds are
         # counted from. It lasts until the next one begins.
         self._decoded: tuple[int, int, int, float] | None = None
@@ -185,7 +186,7 @@ class Scheduler:
 
     def _end(self, state: RequestState, reason: FinishReason) -> None:
         if not state.finish:
-            state.finish = reason
+            state.finish, self._ends = reason, True
             if self.waiting.remove(state):
                 self._left.append(state)
 
@@ -199,7 +200,9 @@ class Scheduler:
                 else:
                     later = min(later, deadline)
             self._next_deadline = later
-        self._retire(step)
+        if self._ends:
+            self._ends = False
+            self._retire(step)
 
     def _retire(self, step: Step) -> None:
         """Take out finished requests and free their slots."""
@@ -228,18 +231,11 @@ class Scheduler:
         if step.decoding and step.prompt_tokens:
             self._budget.observe(batch, self._clock() - started)
         if step.decoding:
-            self._learn(step, scheduled[: step.decoding], outcomes)
+            decoding = scheduled[: step.decoding]
+            self._drafting.learn(step, outcomes, sum([item.start for item in decoding]))
         for item in scheduled:
             if not item.state.finish:
                 self._emit_output(step, item.state)
-
-    def _learn(self, step: Step, decoding: Sequence[Scheduled], outcomes: list[Outcome]) -> None:
-        """Have the controller learn what came of a pass, and count who had no draft tokens."""
-        now, proposals = self.controller.now, [item.proposal for item in outcomes]
-        resting = [item.state.request.drafter for item in decoding if item.state.rests(now)]
-        self._drafting.learn(outcomes, len(decoding), sum([item.start for item in decoding]))
-        step.missed_drafters = [item.missed for item in proposals if item.missed]
-        step.declined_drafters = [item.declined for item in proposals if item.declined] + resting
 
     def _note_load(self, step: Step) -> None:
         safeguard = self._safeguard
@@ -308,7 +304,16 @@ class Scheduler:
             number of new tokens, forced ones included.
         """
         state, forced, proposal = item.state, item.forced, item.proposal
-        draft = NO_DRAFT if proposal is None else proposal.draft
+        if proposal is None:
+            if not likeliest or state.adjusts:
+                token = self._choose(item, NO_DRAFT, logits[row : row + 1]).next_token
+            else:
+                token = likeliest[row]
+            self._emit(step, item, [token], logits, row)
+            self._computed(state, 1)
+            state.count_step()
+            return [token], 1
+        draft = proposal.draft
         drafted, end = len(draft.tokens), row + item.num_logits
         first = end - 1 - drafted
         if not likeliest or state.adjusts:
@@ -334,7 +339,7 @@ class Scheduler:
             drafts.append(draft)
         if drafts:
             step.drafts += drafts
-        state.count_step(drafts, missed=proposal is not None and proposal.missed is not None)
+        state.count_step(drafts, missed=proposal.missed is not None)
         return came, emitted
 
     def _choose(self, item: Scheduled, draft: Draft, logits: Floats) -> Verdict:
@@ -387,10 +392,12 @@ class Scheduler:
 
         `row` is of the first token's logits.
         """
-        state, client, before = item.state, item.state.request.client, item.state.last_token
+        state = item.state
+        request, before = state.request, state.last_token
         drafter = item.proposal.draft.drafter if item.proposal else ""
-        wanted = None if state.request.logprobs is None else logits[row : row + len(tokens)]
+        wanted = None if request.logprobs is None else logits[row : row + len(tokens)]
         count = state.append(tokens, drafter, wanted, step.ended, len(item.forced))
+        client = request.client
         step.client_tokens[client] = step.client_tokens.get(client, 0) + count
         if before is not None:
             each = (step.ended - before) / count

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from specops.engine.order import Order
 from specops.engine.request_queue import RequestQueue
-from specops.engine.request_state import RequestState, Status
+from specops.engine.request_state import RequestState
 from specops.runtime.batch import Batch
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.kvcache.manager import MIN_COMMON, KvCache
@@ -82,15 +82,17 @@ class SlotManager:
 
     def schedule_decodes(self) -> list[RequestState]:
         """The requests that decode, each with room for one more token. May preempt others."""
-        decoding = []
-        for state in list(self._states):
-            if state.status is not Status.DECODE:
+        decoding, before = list[RequestState](), self.preemptions
+        for state in self._states[:]:
+            if state.num_uncomputed_tokens or state.finish or state.slot < 0:
                 continue
             length = state.num_computed + 1
             if self._cache.reserve(state.slot, length) or self._make_room(state, length, keep=()):
                 decoding.append(state)
             else:
                 self._preempt(state)
+        if self.preemptions == before:
+            return decoding
         return [state for state in decoding if state.slot >= 0]
 
     def reserve(self, state: RequestState, length: int, batch: Batch) -> bool:

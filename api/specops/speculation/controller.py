@@ -39,7 +39,7 @@ _REST_PASSES = 64  # longest rest, likewise
 _OWN_PATIENCE = 8  # what it may lose in one request, likewise: one rejected draft is no verdict
 # Most steps with draft tokens before one without. Only the comparison shows what
 # draft tokens cost outside the pass. Sooner at first.
-_FIRST_PLAIN, _PLAIN_STEPS = 8, 128
+_FIRST_PLAIN, _PLAIN_STEPS = 16, 128
 
 
 class Attempt(NamedTuple):
@@ -231,10 +231,10 @@ class Controller:
             prompt_tokens: number of prompt tokens in the pass. They make it wide, and each draft
                 token makes it wider.
         """
-        lengths = [0 if item.speculation.adaptive else len(item.draft.tokens) for item in proposals]
-        places = []
+        lengths, places = [0] * len(proposals), list[tuple[float, int, int]]()
         for index, item in enumerate(proposals):
             if not item.speculation.adaptive:
+                lengths[index] = len(item.draft.tokens)
                 continue
             reach = 1.0
             for position, probability in enumerate(item.draft.accept_probs):
@@ -242,7 +242,7 @@ class Controller:
                 if reach < MIN_REACH:
                     break
                 places.append((-reach, index, position))
-        if places and self._drafted < min(_PLAIN_STEPS, _FIRST_PLAIN + self._steps // 4):
+        if places and self._drafted < min(_PLAIN_STEPS, _FIRST_PLAIN + self._steps // 2):
             places.sort()
             admitted = self._admitted(proposals, places, sum(lengths), prompt_tokens)
             for _, index, position in places[:admitted]:
@@ -267,21 +267,26 @@ class Controller:
         count = len(proposals)
         extra = sum(per_place) + sum(per_token) + self._target.state_seconds(count)
         extra += self.overhead.seconds(count, fixed, 0) + sum(map(self._asking_of, proposals))
-        first, expected = count + fixed, float(count)
+        first = count + fixed
         costs = self._costs_up_to(first + prompt_tokens + len(places))
-        # By number of places: the expected tokens, and the seconds beside the pass.
-        steps = [(expected, extra)]
-        for missed, index, _ in places:
-            expected -= missed
-            extra += row + per_place[index] - missed * per_token[index]  # if it is reached
-            steps.append((expected, extra))
-        worth = [tokens / (costs[first + n] + more) for n, (tokens, more) in enumerate(steps)]
+        most = rate = count / (costs[first] + extra)  # tokens per second
+        more = [(0.0, 0.0)]  # by number of places: their tokens, and seconds beside the pass
+        admitted, gained, taken = 0, 0.0, 0.0
+        for number, (missed, index, _) in enumerate(places, 1):
+            gained -= missed
+            taken += row + per_place[index] - missed * per_token[index]  # if it is reached
+            more.append((gained, taken))
+            rate = (count + gained) / (costs[first + number] + extra + taken)
+            if rate > most:
+                most, admitted = rate, number
         if prompt_tokens:
-            rate, first = max(worth), first + prompt_tokens
+            first += prompt_tokens
             worth = [
-                tokens - rate * (costs[first + n] + more) for n, (tokens, more) in enumerate(steps)
+                gained - most * (costs[first + number] + taken)
+                for number, (gained, taken) in enumerate(more)
             ]
-        return worth.index(max(worth))
+            admitted = worth.index(max(worth))
+        return admitted
 
     # -- learning from the outcome ---------------------------------------------------------------
 

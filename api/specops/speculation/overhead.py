@@ -31,7 +31,9 @@ class Overhead:
 
     def __init__(self) -> None:
         self.step = self.request = self.draft_token = self.token = 0.0
-        self._seen: list[tuple[float, ...]] = []  # since the last fit
+        # Since the last fit, by requests, draft tokens and tokens: number of steps, their seconds.
+        self._seen: dict[tuple[int, int, int], tuple[int, float]] = {}
+        self._steps = 0
         self._sums = np.zeros((5, 5))  # of products of what was seen
 
     def seconds(self, requests: int, draft_tokens: int = 0, tokens: float | None = None) -> float:
@@ -44,14 +46,19 @@ class Overhead:
         """Learn from a step. One that waited for a core counts as twice the expected time."""
         if expected := self.seconds(requests, draft_tokens, tokens):
             seconds = min(seconds, OUTLIER * expected)
-        self._seen.append((1.0, requests, draft_tokens, tokens, seconds))
-        if len(self._seen) == _STEPS:
+        key = requests, draft_tokens, tokens
+        count, known = self._seen.get(key, (0, 0.0))
+        self._seen[key] = count + 1, known + seconds
+        self._steps += 1
+        if not self._steps % _STEPS:
             self._fit()
 
     def _fit(self) -> None:
         """Least squares, without terms that would be below 0."""
-        seen, self._seen = np.array(self._seen), []
-        self._sums = _MEMORY * self._sums + seen.T @ seen
+        rows = np.array([(1, *key, total / count) for key, (count, total) in self._seen.items()])
+        counts = np.array([count for count, _ in self._seen.values()])
+        self._seen = {}
+        self._sums = _MEMORY * self._sums + (rows.T * counts) @ rows
         squares, products = self._sums[:4, :4], self._sums[:4, 4]
         squares = squares + _RIDGE * squares.max() * np.eye(4)
         found, kept = np.zeros(4), list(range(4))
