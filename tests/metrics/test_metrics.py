@@ -74,7 +74,7 @@ def verify_step(draft_tokens: int = 4, accepted: int = 2) -> Step:
 
 
 def test_nothing_is_counted_before_any_traffic(metrics: Readable) -> None:
-    """`tests/stack/test_contract.py` checks which series there are, with which labels."""
+    """`tests/stack/test_dashboards.py` checks which series there are, with which labels."""
     shown = {
         sample.name.removeprefix("specops_")
         for family in metrics.registry.collect()

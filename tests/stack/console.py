@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -61,10 +61,13 @@ def console(browser: Any, url: str, **context: Any) -> Iterator[Any]:
         yield page
 
 
-def until(page: Any, condition: str) -> None:
-    """Wait until an expression holds. The page's policy forbids playwright's own way, `eval`."""
+def until(page: Any, condition: str | Callable[[], bool]) -> None:
+    """Wait until an expression of the page, or a condition here, holds.
+
+    The page's policy forbids playwright's own way, `eval`.
+    """
     deadline = time.monotonic() + PATIENCE_MS / 1000
-    while not page.evaluate(condition):
+    while not (condition() if callable(condition) else page.evaluate(condition)):
         assert time.monotonic() < deadline, condition
         page.wait_for_timeout(20)
 

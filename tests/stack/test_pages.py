@@ -1,13 +1,12 @@
 """Pages of a service that asks for a key, in a real browser: without one, and with a wrong one."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.kinds import running
-from tests.stack.console import opened
-from tests.waiting import PATIENCE
+from tests.stack.console import opened, until
 
 pytestmark = pytest.mark.e2e
 
@@ -17,14 +16,6 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A service of the default model that asks for a key."""
     with running(tmp_path_factory.mktemp("guarded"), SPECOPS_API_KEYS="secret") as url:
         yield url
-
-
-def until(page: Any, condition: Callable[[], bool]) -> None:
-    for _ in range(int(PATIENCE * 50)):
-        if condition():
-            return
-        page.wait_for_timeout(20)
-    raise AssertionError(page.content()[:2000])
 
 
 def test_an_example_is_sent_with_the_key(browser: Any, guarded: str) -> None:
