@@ -23,6 +23,7 @@ from specops.models.convert.gguf.pretokenizers import PRE_TOKENIZERS
 from tests.files.packages import llama_cpp, llama_tokens
 from tests.files.report import Row
 from tests.files.vocabularies import tokenizer_of
+from tests.models.convert.gguf.files import write_and_close
 from tests.text.test_tokenizer_kinds import random_texts
 
 COUNT = 2000
@@ -128,10 +129,7 @@ def _write(file: Path, name: str, *, letters: bool) -> None:
     kind = {True: TokenType.NORMAL, False: TokenType.BYTE}
     writer.add_token_types([kind[not text.startswith("<0x")] for text in tokens])
     writer.add_token_merges([" ".join(pair) for pair in merges])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_and_close(writer)
 
 
 @cache

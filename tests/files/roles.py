@@ -20,7 +20,12 @@ from specops.models.convert.gguf.tokenizer import tokenizer_files
 from specops.text.fill_in_forms import FORMS
 from tests.files.packages import llama_cpp, llama_roles, llama_tokens
 from tests.files.report import Row
-from tests.models.convert.gguf.files import tokens_of, write_pieces, write_tokenizer
+from tests.models.convert.gguf.files import (
+    tokens_of,
+    write_and_close,
+    write_pieces,
+    write_tokenizer,
+)
 from tests.text import published_tokenizers as published
 
 _TEXTS = ["a", "Hello world", "x <|im_end|> y", "\u0394<|fim_suffix|> zq", "  the\n"]
@@ -166,8 +171,5 @@ def _changed(file: Path, made: Any, change: Change, *, pieces: bool) -> Path:
         values.pop(f"tokenizer.ggml.{name}", None)
         if value is not None:
             _ADD[type(value)](writer, f"tokenizer.ggml.{name}", value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_and_close(writer)
     return file

@@ -15,7 +15,7 @@ from specops.models.gguf_files import shards_of
 from specops.models.hub import HubModel
 from specops.models.prepare import ModelError, Source, fetch, located, prepare
 from tests.checkpoints import make_llama_checkpoint
-from tests.models.convert.gguf.files import SIZES, write_gguf
+from tests.models.convert.gguf.files import SIZES, write_and_close, write_gguf
 from tests.models.convert.runner import edit_config
 from tests.models.hub_server import Hub, folder_files
 from tests.models.tiny_repo import ignore
@@ -45,10 +45,7 @@ def experts(tmp_path: Path) -> Path:
     writer.add_expert_count(64)
     writer.add_token_list([f"token {number}" for number in range(30_000)])
     writer.add_tensor("token_embd.weight", np.zeros((1024, 2048), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_and_close(writer)
     return tmp_path / "m.gguf"
 
 
@@ -68,9 +65,7 @@ def test_a_gguf_is_refused_before_its_weights_are_read(experts: Path, tmp_path: 
 
 def test_a_draft_head_as_a_gguf_is_told_in_which_form_heads_are_taken(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "head.gguf", "eagle3")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
+    write_and_close(writer)
     with pytest.raises(ModelError, match=r"as SPECOPS_DRAFT take the checkpoint of an EAGLE-3 h"):
         get(tmp_path / "head.gguf", tmp_path / "cache")
 

@@ -359,7 +359,8 @@ async def test_the_engine_has_a_lower_priority_than_the_event_loop(tiny_settings
         (computing,) = engine_threads()
         assert computing.native_id is not None
         own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-        assert os.getpriority(os.PRIO_PROCESS, computing.native_id) > own
+        lower = os.getpriority(os.PRIO_PROCESS, computing.native_id)
+        assert lower > own or own == 19  # nothing is lower
 
 
 async def test_an_output_that_cannot_be_delivered_ends_its_request_alone(

@@ -225,10 +225,7 @@ def write_gguf(
         numbers = straight(numbers, heads) if heads else numbers
         numbers = tiled(config, name, numbers, back=True)
         kept[name] = numbers.T if turned else numbers
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_and_close(writer)
     if dequantized is not None:
         kept = _joined(kept)
         shutil.copytree(folder, dequantized)
@@ -236,6 +233,14 @@ def write_gguf(
         values = (np.ascontiguousarray(item, np.float32) for item in kept.values())
         write_safetensors(dequantized / "model.safetensors", shapes, "float32", values)
     return file if file.exists() else sorted(file.parent.glob(f"{file.stem}-*.gguf"))[0]
+
+
+def write_and_close(writer: GGUFWriter) -> None:
+    """Write what a writer was given: metadata and tensors."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def _fusing(writer: GGUFWriter) -> Callable[..., None]:

@@ -31,6 +31,7 @@ from tests.models.convert.gguf.files import (
     WRITTEN,
     KindOf,
     stored_tensors,
+    write_and_close,
     write_gguf,
 )
 from tests.models.convert.runner import edit_config, embedded, is_tied
@@ -439,9 +440,6 @@ def test_an_mtp_block_alone_is_no_model(tmp_path: Path) -> None:
     writer.add_token_merges(["a b"])
     writer.add_tensor("token_embd.weight", np.zeros((3, 32), np.float32))
     writer.add_tensor("blk.24.nextn.enorm.weight", np.zeros(32, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_and_close(writer)
     with pytest.raises(ExportError, match=r"an MTP block alone: take the file of the whole model"):
         export_checkpoint(tmp_path / "mtp.gguf", tmp_path / "onnx", quantization=None)

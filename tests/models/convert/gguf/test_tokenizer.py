@@ -20,6 +20,7 @@ from tests.checkpoints import make_llama_checkpoint
 from tests.models.convert.gguf.files import (
     SIZES,
     tokens_of,
+    write_and_close,
     write_gguf,
     write_pieces,
     write_tokenizer,
@@ -67,10 +68,7 @@ def header(file: Path, architecture: str, write: Callable[[GGUFWriter], None]) -
     """The metadata of a file without weights."""
     writer = GGUFWriter(file, architecture)
     write(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_and_close(writer)
     return Metadata(read_header(file).metadata, file)
 
 
