@@ -88,14 +88,16 @@ class Drafting:
         if not awake:
             step.declined_drafters = [item.state.request.drafter for item in drafting]
             return scheduled
-        begun, count = self._clock(), len(scheduled)
-        read = not prompt_tokens and self._read_ahead([item.state for item in awake], count)
+        count = len(scheduled)
+        if not prompt_tokens:
+            step.draft_seconds += self._read_ahead([item.state for item in awake], count)
         planned = [self._plan(item, count, prompt_tokens) for item in awake]
         asking = [one for one in planned if one is not None]
+        begun = self._clock()
         asks = self._ask_all(asking, count, prompt_tokens) if asking else 0
         if any(one.proposal.draft.tokens for one in asking) or any(item.forced for item in awake):
             self._fill(scheduled, prompt_tokens)
-        seconds = self._clock() - begun if asks or read else 0.0
+        seconds = self._clock() - begun if asks else 0.0
         step.draft_seconds += seconds
         step.declined_drafters = [
             item.state.request.drafter for item in drafting if item.state.speculation.due > now
@@ -126,8 +128,11 @@ class Drafting:
                 self._note_reading(drafter, seconds, self._slots)
         return whole
 
-    def _read_ahead(self, states: Sequence[RequestState], decoding: int) -> bool:
-        """Let a drafter read a piece of one text, if it lags too far to be asked for drafts."""
+    def _read_ahead(self, states: Sequence[RequestState], decoding: int) -> float:
+        """Let a drafter read a piece of one text, if it lags too far to be asked for drafts.
+
+        Returns the seconds that this took.
+        """
         for state in states:
             for drafter in state.chain:
                 if not self._call(drafter, True, drafter.is_synced, state.slot, state.tokens):
@@ -138,9 +143,10 @@ class Drafting:
                     room = self._budget.draft_model_tokens(decoding, state.num_computed)
                     begun, work = self._clock(), (state.slot, state.tokens, room)
                     if self._call(drafter, 0, drafter.read, *work):
-                        self._note_reading(drafter, self._clock() - begun, [state])
-                        return True
-        return False
+                        seconds = self._clock() - begun
+                        self._note_reading(drafter, seconds, [state])
+                        return seconds
+        return 0.0
 
     def read_seconds(self, state: RequestState) -> float:
         """Seconds that the request's drafters compute for each of its prompt's tokens."""

@@ -29,7 +29,7 @@ from specops.speculation.overhead import Overhead
 _WEIGHT = 1 / 48  # weight of the newest value in a running mean
 _BOUND_STEPS = 64  # steps for which figures of passes alone stay as they were computed
 # The mean time to ask starts with the fastest of these: one that waited for a core would keep it
-# high.
+# high. While the drafter's credit lasts, no request pays for them.
 _FIRST_ASKS = 8
 # What a drafter may lose before it is asked less, in passes over one token: a prompt is read at
 # once, and the gain follows later.
@@ -371,19 +371,20 @@ class Controller:
         seconds = sum([asking for _, asking, _ in items]) / len(items)
         account.asks += 1
         most = self._target.cost(1)  # it may have waited for a core
-        if account.asks > _FIRST_ASKS:
+        if learned := account.asks > _FIRST_ASKS:
             seconds = min(seconds, account.asking + most)
             account.asking += _WEIGHT * (seconds - account.asking)
         else:
             account.asking = min(account.asking or seconds, seconds)
             seconds = min(account.asking, most)
+        total = sum([gain for _, _, gain in items]) - len(items) * seconds
+        account.credit.book(total, self._patience, self.now)
+        own = seconds if learned or not account.credit.seconds else 0.0
         most = _OWN_PATIENCE / _PATIENCE * self._patience
         for speculation, _, gain in items:
             if (credit := speculation.credits.get(drafter)) is None:
                 credit = speculation.credits[drafter] = account.credit.share(most / count)
-            credit.book(gain - seconds, most, self.now, 1 / count)
-        total = sum([gain for _, _, gain in items]) - len(items) * seconds
-        account.credit.book(total, self._patience, self.now)
+            credit.book(gain - own, most, self.now, 1 / count)
 
     def _plain(self, requests: int, work: float = 0.0) -> float:
         """Seconds of a step in which a number of requests get a token each, without drafts."""
