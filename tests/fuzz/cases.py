@@ -4,6 +4,8 @@ import itertools
 import time
 from collections.abc import Iterator
 
+TRIES = 3  # of what took too long: processor time has what a hypervisor took, in a pause
+
 
 class FindingError(AssertionError):
     """Something happened that must not; the message says with which seed."""

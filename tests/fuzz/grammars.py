@@ -29,7 +29,7 @@ from specops.text.grammar import Grammars, Matcher
 from specops.text.grammar_process import GrammarProcess
 from specops.text.grammar_source import GrammarError
 from specops.text.tokenizer import Tokenizer
-from tests.fuzz.cases import FindingError, seeds
+from tests.fuzz.cases import TRIES, FindingError, seeds
 
 _T = TypeVar("_T")
 _STALL_SECONDS = 0.25
@@ -197,6 +197,10 @@ def _of_schema(draw: random.Random) -> Grammar:
     return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(_schema(draw)), strict=draw.random() < 0.3)
 
 
+class _LateError(FindingError):
+    """A call took too long."""
+
+
 class _Case:
     """One grammar; notes what calls take."""
 
@@ -209,7 +213,7 @@ class _Case:
         """Compile and follow the grammar; returns how that ended.
 
         Raises:
-            FindingError: a call took too long.
+            _LateError: a call took too long.
         """
         begun = time.process_time()
         try:
@@ -254,7 +258,7 @@ class _Case:
 
     def _check(self, holds: bool, told: str) -> None:
         if not holds:
-            raise FindingError(f"seed {self._seed}: {told}")
+            raise _LateError(f"seed {self._seed}: {told}")
 
 
 def chat_tokenizer() -> dict[str, Any]:
@@ -276,13 +280,24 @@ def run(cases: int, seconds: float, first: int) -> str:
         (Path(folder) / TOKENIZER).write_text(json.dumps(chat_tokenizer()))
         tokenizer = Tokenizer.load(Path(folder))
     ends = frozenset({tokenizer.marks["<|im_end|>"]})
-    grammars = Grammars(tokenizer, len(tokenizer.vocabulary()), ends, process)
-    grammars.matcher(Grammar(GrammarKind.CHOICE, '["a"]'))
-    before = _held()
+
+    def fresh() -> Grammars:
+        made = Grammars(tokenizer, len(tokenizer.vocabulary()), ends, process)
+        made.matcher(Grammar(GrammarKind.CHOICE, '["a"]'))
+        return made
+
+    grammars, before = fresh(), _held()
     try:
         for seed in seeds(cases, seconds, first):
-            case = _Case(grammars, seed)
-            outcomes[case.run()] += 1
+            for left in reversed(range(TRIES)):
+                case = _Case(grammars, seed)
+                try:
+                    outcomes[case.run()] += 1
+                    break
+                except _LateError:
+                    if not left:
+                        raise
+                    grammars = fresh()  # which knows none of its grammars
             for name, taken in case.slowest.items():
                 slowest[name] = max(slowest.get(name, 0.0), taken)
             if seed % 20 == 0:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from unittest import mock
 
-from specops.models.convert import ExportError, Quantization, export_checkpoint
+from specops.models.convert import Quantization, export_checkpoint
 from specops.models.convert.checkpoint import Checkpoint
 from specops.models.convert.families import family_of
 from specops.models.convert.model_config import ModelConfig
@@ -160,10 +160,10 @@ READERS = {
         "model-00001-of-00002.safetensors model.safetensors.index.json config.json "
         "generation_config.json",
         _read_checkpoint,
-        ExportError,
+        ModelError,
     ),
     "gguf": Reader(
-        gguf_files.make, gguf_files.FILE, gguf_files.read, ExportError, gguf_files.damaged
+        gguf_files.make, gguf_files.FILE, gguf_files.read, ModelError, gguf_files.damaged
     ),
     "graph": Reader(_graph, "model.onnx", _read_graph, ModelError),
     "gguf's graph": Reader(_gguf_graph, "model.onnx", _read_graph, ModelError),
