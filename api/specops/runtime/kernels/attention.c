@@ -92,7 +92,6 @@ static void lead(const Job *job, int64_t leader, int64_t head, Splits some) {
     }
 }
 
-// All spans' pieces with the same place come one after another.
 static void begin(void *argument, size_t index) {
     const Job *job = argument;
     const Pass *pass = job->pass;
@@ -100,10 +99,8 @@ static void begin(void *argument, size_t index) {
     const int64_t head = place % pass->layer.kv_heads, piece = place / pass->layer.kv_heads;
     const Span *span = pass->spans + nth;
     if (piece == job->pieces - 1 && pass->key) job->kernel->write(pass, span, head);
-    if (!is_long(pass, span)) {
-        if (job->pieces > 1) lead(job, nth, head, splits_of(job, span, piece));
-        else compute(job, &span, head, 0, rows_of(pass, span), NULL);
-    }
+    if (job->pieces > 1 && !is_long(pass, span)) lead(job, nth, head, splits_of(job, span, piece));
+    else if (!is_long(pass, span)) compute(job, &span, head, 0, rows_of(pass, span), NULL);
     if (job->pieces == 1 || atomic_fetch_add(job->done + head, 1) < job->pieces * pass->count - 1) return;
     for (span = pass->spans; span < pass->spans + pass->count; span++) {
         const Splits all = all_splits(job, span);

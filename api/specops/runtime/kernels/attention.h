@@ -17,11 +17,10 @@
 //   values  [64][size, padded to a multiple of 16]; of int8 [64 / 4][padded size][4]
 //   scales  only of int8: float32 [64] of keys, [64] of values; the largest magnitude / 127
 // Keys of int8 and all scales lie in the order of positions 0, 4, … 60, 1, 5, … 63: sixteen weights computed
-// together then have a byte each of sixteen words.
-// Attention over int8 computes products in integers (code_products.h): a query's head is rounded to 8 bits,
-// too, and over a split the probabilities times the values' scales to 14 bits. Keys and queries are
-// transformed before. Codes have 128 added.
-// Nothing in it needs to be initialized: what lies behind a slot's positions enters no sum.
+// together then have a byte each of sixteen words. Attention over int8 computes products in integers
+// (code_products.h): a query's head is rounded to 8 bits, too, and over a split the probabilities times the
+// values' scales to 14 bits. Keys and queries are transformed before. Codes have 128 added. Nothing in it
+// needs to be initialized: what lies behind a slot's positions enters no sum.
 
 #ifndef SPECOPS_ATTENTION_H
 #define SPECOPS_ATTENTION_H

@@ -143,8 +143,7 @@ static inline int64_t column_of(int64_t place) { return place % 4 * LANES + plac
 
 // Writes a key and a value as codes.
 static void write_codes(float *key, const float *value, int64_t size, char *keys, int64_t place) {
-    const int64_t padded = padded_size(size);
-    const int64_t column = column_of(place);
+    const int64_t padded = padded_size(size), column = column_of(place);
     uint8_t codes[MAX_SIZE], *values = (uint8_t *)keys + key_bytes(size, KV_INT8);
     float *scales = (float *)(values + value_bytes(size, KV_INT8));
     transform(key, size);
@@ -478,21 +477,22 @@ static void see_codes(const Pass *pass, const Span *span, int64_t head, Rows *ro
     if (top == bottom) return;
     visible_range(rows, top, bottom, base, SPLIT, &low, &high);
     low = low / BLOCK * BLOCK, high = (high + BLOCK - 1) / BLOCK * BLOCK;
-    const uint8_t *keys[SPLIT / BLOCK], *values[SPLIT / BLOCK], *scales[SPLIT / BLOCK], *next[SPLIT / BLOCK];
+    const uint8_t *keys[BLOCKS], *values[BLOCKS], *scales[BLOCKS], *next[BLOCKS], *rest[BLOCKS];
     const int64_t blocks = (high - low) / BLOCK, scale_bytes = BLOCK * (int64_t)sizeof(float);
     for (int64_t i = 0; i < blocks; i++) {
-        const int64_t block = (base + low) / BLOCK + i, later = block + SPLIT / BLOCK;
+        const int64_t block = (base + low) / BLOCK + i, later = block + BLOCKS;
         keys[i] = (const uint8_t *)part_of(pass, span, head, block);
-        values[i] = keys[i] + key_bytes(size, KV_INT8);
-        scales[i] = values[i] + value_bytes(size, KV_INT8);
+        values[i] = keys[i] + key_bytes(size, KV_INT8), scales[i] = values[i] + value_bytes(size, KV_INT8);
         next[i] = later * BLOCK < end ? (const uint8_t *)part_of(pass, span, head, later) : keys[i];
-        for (int64_t line = 0; line < 2 * scale_bytes; line += 64) __builtin_prefetch(scales[i] + line);
+        rest[(i + blocks / 2) % blocks] = i < blocks / 2 ? next[i] + (values[i] - keys[i]) : next[i];
+        for (int64_t line = scales[i] - keys[i]; line < part_bytes(size, KV_INT8); line += 64)
+            __builtin_prefetch(next[i] + line);
     }
     for (int64_t i = 0; i < blocks; i++) {
         const CodeProduct scores = {
             .out = (int32_t *)(c->scores + top * SPLIT + low + i * BLOCK), .out_stride = SPLIT,
             .starts = c->starts + top, .x = c->queries + top * padded / 4 * WORDS, .x_stride = padded / 4 * WORDS,
-            .odd = padded / 4, .bytes = keys + i, .ahead = values + i, .blocks = 1, .fours = size / 4,
+            .odd = padded / 4, .bytes = keys + i, .ahead = values + (i + blocks / 2) % blocks, .blocks = 1, .fours = size / 4,
             .step = 4 * BLOCK};
         multiply_codes(&scores, bottom - top, BLOCK);
         for (int kind = 0; kind < 2; kind++)
@@ -503,11 +503,18 @@ static void see_codes(const Pass *pass, const Span *span, int64_t head, Rows *ro
         rows->block_max[row] = score_codes(pass, rows, row, low, high);
         c->weight_scales[row] = scale;
     }
-    for (int64_t row = top; row < bottom; row++) weigh_codes(pass, rows, row, low, high);
+    // The memory never waits: the next split's first keys come beside the weights, then the others and its first
+    // values. One token and 8 requests behind 4,000 take 0.97 and 0.91 of the time (9 heads of 64 over 3).
+    const int64_t lines = (key_bytes(size, KV_INT8) / 64 + bottom - top - 1) / (bottom - top);
+    for (int64_t row = top, line = 0; row < bottom; row++) {
+        for (const int64_t stop = line + lines; line < stop; line++)
+            for (int64_t i = 0; i < blocks / 2; i++) __builtin_prefetch(next[i] + line * 64);
+        weigh_codes(pass, rows, row, low, high);
+    }
     const CodeProduct sums = {
         .out = c->sums, .out_stride = padded, .starts = c->weight_starts + top * WEIGHT_ROWS,
         .x = c->weights + top * WEIGHT_ROWS * ROW_WORDS, .x_stride = ROW_WORDS,
-        .odd = SPLIT / 4, .bytes = values, .ahead = next, .blocks = blocks, .fours = BLOCK / 4, .step = 4 * padded};
+        .odd = SPLIT / 4, .bytes = values, .ahead = rest, .blocks = blocks, .fours = BLOCK / 4, .step = 4 * padded};
     multiply_codes(&sums, (bottom - top) * WEIGHT_ROWS, padded);
     for (int64_t row = top; row < bottom; row++)
         for (int64_t i = 0; i < padded; i += LANES) {

@@ -4,8 +4,8 @@
 //
 // Bytes are unsigned and lie in fours: [k / 4][column][4]. A row's numbers are what the processor's
 // instruction multiplies four bytes by: a word with four of 8 bits, or two with pairs of 16, the first and
-// third number, and `odd` words behind it the others. All sums fit into 32 bits, so
-// they are the same in any order and on every processor. Tiles are as large as the registers allow.
+// third number, and `odd` words behind it the others. All sums fit into 32 bits, so they are the same in any
+// order and on every processor. Tiles are as large as the registers allow.
 
 #ifndef SPECOPS_CODE_PRODUCTS_H
 #define SPECOPS_CODE_PRODUCTS_H

@@ -217,8 +217,7 @@ INLINE void multiply_block(const Planes p, const int count, Bytes table, int64_t
                     // All first products, then all second ones: a row's second waits for its first.
                     for (int row = paired; row < count; row++)
                         for (int part = 0; part < together; part++)
-                            sums[row][one][part] =
-                                dot(sums[row][one][part], n[part].before, x + row * WORD);
+                            sums[row][one][part] = dot(sums[row][one][part], n[part].before, x + row * WORD);
                     for (int row = paired; row < count; row++)
                         for (int part = 0; part < together; part++)
                             sums[row][other][part] =

@@ -3,10 +3,10 @@
 //
 //   multiply_block(planes, count, table, units, at, starts, dots)
 //
-// which computes a block's sums of products for `count` rows: `at` has the block's codes, `units` units of
-// 32 of K, and those of activations, and is moved behind them; `starts` [halves][count] is what the sums
-// begin with if terms are STARTS; `dots` [halves][count] gets the sums. Planes and numbers of rows are constants, so
-// that the compiler unrolls the loops over rows.
+// which computes a block's sums of products for `count` rows: `at` has the block's codes, `units` units of 32
+// of K, and those of activations, and is moved behind them; `starts` [halves][count] is what the sums begin
+// with if terms are STARTS; `dots` [halves][count] gets the sums. Planes and numbers of rows are constants,
+// so that the compiler unrolls the loops over rows.
 
 #ifndef SPECOPS_MATMUL_GROUPS_H
 #define SPECOPS_MATMUL_GROUPS_H

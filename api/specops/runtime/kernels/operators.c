@@ -69,8 +69,7 @@ OrtStatus *output_of(OrtKernelContext *context, size_t index, const Tensor *x, i
     Tensor shape = *x;
     shape.dimensions[shape.count - 1] = last;
     OrtValue *value;
-    OrtStatus *status =
-        api->KernelContext_GetOutput(context, index, shape.dimensions, shape.count, &value);
+    OrtStatus *status = api->KernelContext_GetOutput(context, index, shape.dimensions, shape.count, &value);
     if (!status && value) status = api->GetTensorMutableData(value, (void **)out);
     return status;
 }
@@ -171,9 +170,9 @@ const Operator STATE_SPACE_OPERATOR = {TABLE(create_state_space, compute_state_s
 
 // ONNX Runtime calls it for each session's options. The domain lives as long as the process.
 OrtStatus *RegisterCustomOps(OrtSessionOptions *options, const OrtApiBase *base) {
-    static const Operator *const ALL[] = {&MATMUL_OPERATOR, &GATHER_OPERATOR, &NORM_OPERATOR,
-                                          &ATTENTION_OPERATOR, &SHORT_CONV_OPERATOR,
-                                          &GATED_DELTA_OPERATOR, &STATE_SPACE_OPERATOR};
+    static const Operator *const ALL[] = {
+        &MATMUL_OPERATOR, &GATHER_OPERATOR, &NORM_OPERATOR, &ATTENTION_OPERATOR, &SHORT_CONV_OPERATOR,
+        &GATED_DELTA_OPERATOR, &STATE_SPACE_OPERATOR};
     static OrtDomain *domain;
     api = base->GetApi(ORT_VERSION);
     if (!api) return NULL;  // an older ONNX Runtime, which will not load graphs with the operators
