@@ -2,8 +2,6 @@
 
 import ast
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from graphlib import TopologicalSorter
@@ -12,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import specops
+from tests.http.connections import imported_by
 
 ROOT = Path(specops.__file__).parent
 # From the top down; a package may import those after it, and itself. What is last is shared by all
@@ -201,9 +200,7 @@ def test_outside_libraries_stay_behind_one_door() -> None:
 
 
 def test_serving_imports_no_heavy_library() -> None:
-    code = "import specops.http.app, sys; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
+    loaded = imported_by("specops.http.app")
     assert "specops.serving.async_engine" in loaded
     assert not loaded & {
         "torch",

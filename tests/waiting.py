@@ -1,8 +1,10 @@
 """Waiting for other processes and tasks."""
 
 import asyncio
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import httpx
@@ -27,6 +29,15 @@ async def until(condition: Callable[[], bool], seconds: float = PATIENCE) -> Non
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.001)
+
+
+def printed(
+    code: str, *arguments: object, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> str:
+    """What a fresh interpreter prints that runs this code; an error fails the test."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, cwd=cwd, env=env, stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout
 
 
 def answers(url: str, status: int = 200) -> bool:

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,7 +18,7 @@ from specops.http.server.server import make_server
 from specops.metrics.series import CLOSINGS
 from specops.request import FinishReason
 from tests.fakes import FakeHandle, FakeService, output
-from tests.waiting import PATIENCE, until
+from tests.waiting import PATIENCE, printed, until
 
 LIMITS = Limits(connections=4)
 BODY = b'{"prompt": "abc"}'
@@ -127,11 +125,5 @@ async def served(
 
 def imported_by(module: str) -> set[str]:
     """The modules that a fresh interpreter loads with this one."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys, {module}; print(*sys.modules)"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PYTHONPATH": str(Path(specops.__file__).parents[1])},
-    )
-    return set(done.stdout.split())
+    env = {"PYTHONPATH": str(Path(specops.__file__).parents[1])}
+    return set(printed(f"import sys, {module}; print(*sys.modules)", env=env).split())

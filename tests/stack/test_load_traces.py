@@ -1,8 +1,6 @@
 """Traces of real traffic: each format by a file of its kind with a tenth of its lines broken."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +13,7 @@ from tests.stack.support import ROOT
 from tests.stack.test_load_prompts import spelled, tokens, workload
 from tests.stack.test_load_report import options
 from tests.stack.test_load_test import StandIn, run_locust
+from tests.waiting import printed
 
 Line = Callable[[int], str]
 BEGAN = datetime(2023, 11, 16, 18, 15, 46, 680590, UTC)
@@ -198,14 +197,7 @@ def test_a_hundred_thousand_lines_fit_into_a_hundred_megabytes(name: str, tmp_pa
     else:
         write(path, name, lines=100_000)
         lines = 90_000
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(path)],
-        cwd=ROOT / "loadtest",
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    survey, read, peak = map(int, done.stdout.split())
+    survey, read, peak = map(int, printed(MEASURE, path, cwd=ROOT / "loadtest").split())
     assert survey == read == lines
     assert peak < 100e6
 

@@ -3,12 +3,11 @@
 import ctypes
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
 from specops.system import allocator
+from tests.waiting import printed
 
 # Threads allocate blocks that are too large for Python's own allocator, and a large block is freed
 # before another is allocated. Then glibc writes how many pools and separate blocks it has.
@@ -77,15 +76,9 @@ needs_glibc = pytest.mark.skipif(
 def pools_and_apart(way: str, **variables: str) -> tuple[int, int]:
     """Return the pools of a process with four threads, and its separately mapped blocks."""
     plain = {name: text for name, text in os.environ.items() if not name.startswith("MALLOC_")}
-    done = subprocess.run(
-        [sys.executable, "-c", TELL, way],
-        env=plain | variables,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    (apart,) = re.findall(r'<total type="mmap" count="(\d+)"', done.stdout)
-    return done.stdout.count("<heap nr="), int(apart)
+    told = printed(TELL, way, env=plain | variables)
+    (apart,) = re.findall(r'<total type="mmap" count="(\d+)"', told)
+    return told.count("<heap nr="), int(apart)
 
 
 @needs_glibc
@@ -103,21 +96,15 @@ def test_the_environment_may_say_otherwise() -> None:
     assert in_heap[1] < pools_and_apart("level")[1]
 
 
-def printed(program: str) -> list[int]:
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return [int(line) for line in done.stdout.split()]
-
-
 @needs_glibc
 def test_holes_in_the_heap_go_back_to_the_system() -> None:
-    (returned,) = printed(HOLES)
+    (returned,) = map(int, printed(HOLES).split())
     assert returned >= 15
 
 
 @needs_glibc
 def test_nothing_comes_to_lie_in_a_closed_hole() -> None:
-    before, after = printed(CLOSED)
+    before, after = map(int, printed(CLOSED).split())
     assert before > 100
     assert after <= 2  # what is left of it at its ends
 

@@ -1,6 +1,5 @@
 """The grammar library gets the tokens that it would read itself, in the memory that is planned."""
 
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from specops.text.grammar_vocabulary import (
 )
 from specops.text.tokenizer import Tokenizer
 from tests.text import published_tokenizers as published
+from tests.waiting import printed
 
 TEXTS = (
     "hello", " hello world", '{"name": "Ada", "n": [1, 2]}', "  two", "Größe 日本 🙂🏽", "<think>",
@@ -84,9 +84,7 @@ SIZES = {
 def test_a_vocabulary_takes_what_is_planned(size: int, tmp_path: Path) -> None:
     """Made-up words share more beginnings than real ones, which take 0.87 to 0.98 of the plan."""
     SIZES[size](size - 3 * (size == 151_936)).save(str(tmp_path / "tokenizer.json"))
-    command = [sys.executable, "-c", MEASURE, str(tmp_path), str(size)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    held, peak = map(int, done.stdout.split())
+    held, peak = map(int, printed(MEASURE, tmp_path, size).split())
     assert 0.6 < held / vocabulary_bytes(size) < 1
     assert peak < 1.4 * vocabulary_bytes(size)
 

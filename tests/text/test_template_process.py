@@ -26,7 +26,7 @@ from specops.text.confined_process import (
 )
 from specops.text.template_process import TemplateProcess
 from tests.fuzz.rendering import NAMES, Call, values
-from tests.waiting import PATIENCE, wait
+from tests.waiting import PATIENCE, printed, wait
 
 CLOCK_SECONDS = TemplateProcess.clock_seconds
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="takes seccomp and procfs")
@@ -494,15 +494,8 @@ def test_the_process_runs_the_package_that_started_it(tmp_path: Path) -> None:
         file.write("\nenvironment_of, environment = environment, lambda names: environment_of("
                    "{**names, 'copied': 'yes'})\n")  # fmt: skip
     code = "from specops.text.template_process import SHARED; print(SHARED.render('{{ copied }}', "
-    done = subprocess.run(
-        [sys.executable, "-c", code + "{}, {}))"],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        cwd="/",
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "yes\n"
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    assert printed(code + "{}, {}))", cwd=Path("/"), env=env) == "yes\n"
 
 
 OWNER = f"""
