@@ -15,7 +15,7 @@ from bench.peers import quality
 from bench.prompts import CATEGORIES, CODE, CREATIVE, by_category, code, from_file
 from bench.runtime import attention, before, kernels
 from bench.scale import scale
-from bench.serving import at_once, order
+from bench.serving import at_once, long, order
 from bench.speculation import adaptive, chat, compare, concurrency, equality, mtp
 from bench.structured import structured
 from bench.tools.report import Outcome
@@ -139,6 +139,11 @@ BENCHMARKS = {
         lambda o, plan: at_once.run(plan, o.cache), at_once.FULL, at_once.QUICK,
         "whole requests over HTTP, against the same peers",
     ),
+    "long": Benchmark(
+        lambda o, plan: long.run(configured(CHAT), plan, other=o.other, kernels=o.kernels),
+        long.FULL, long.QUICK,
+        "long prompts and texts over HTTP, with an int8 cache beside another checkout's float16",
+    ),
     "order": Benchmark(
         _order, order.FULL, order.QUICK,
         "how long requests of real lengths wait over HTTP, beside another checkout's",
@@ -162,7 +167,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "with the field `prompt` (order: and `output_tokens_count`)",
     )  # fmt: skip
     parser.add_argument(
-        "--kernels", choices=NAMES, help=f"what computes in this process (default: {NAMES[0]})"
+        "--kernels",
+        choices=NAMES,
+        help=f"what computes in this process, and in long's servers (default: {NAMES[0]})",
     )
     flag("--choosing", "chat: the questions for choosing thresholds in place of those held out")
     flag("--skip-tinyllama", "kernels, before: the configured model only, not 1.1 B")
@@ -171,7 +178,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--minutes", type=float, help="editor: of the typing trace; mtp: of training (default: 10)"
     )
     parser.add_argument(
-        "--other", type=Path, help="attention, before, order: another checkout, with its .venv"
+        "--other",
+        type=Path,
+        help="attention, before, long, order: another checkout, with its .venv",
     )
     parser.add_argument(
         "--rate", type=float, action="append", default=[],

@@ -22,9 +22,9 @@ from bench.models import BenchModel
 from bench.prompts import Prompt
 from bench.runtime.before import OTHER, OURS, interpreter_of
 from bench.serving.load import Ask, burst, figure, greedy, once, span
-from bench.serving.server import Server, environment, serving
+from bench.serving.server import Server, changed, serving
 from bench.tools.report import Outcome, Table, Target, progress
-from specops.config import ConfigError, Settings
+from specops.config import ConfigError
 
 _QUEUE, _TIMEOUT = 10_000, 3600.0  # nobody is refused
 _OUTPUT = 64  # tokens of an answer where the file does not say it
@@ -117,9 +117,7 @@ def _turn(asks: Sequence[Ask], count: int) -> list[Ask]:
 def _server(model: BenchModel, python: str) -> Iterator[Server]:
     """A checkout's server, which has seen no prompt yet."""
     settings = replace(model.settings, queue_size=_QUEUE, request_timeout=_TIMEOUT)
-    own, usual = environment(settings), environment(Settings())
-    changed = {name: value for name, value in own.items() if usual.get(name) != value}
-    with serving(changed, enclosed=lambda command: [python, *command[1:]]) as server:
+    with serving(changed(settings), enclosed=lambda command: [python, *command[1:]]) as server:
         asyncio.run(_alone(server.port, model.key, 8))  # the first pass maps the weights
         yield server
 

@@ -31,6 +31,12 @@ def environment(settings: Settings) -> dict[str, str]:
     }
 
 
+def changed(settings: Settings) -> dict[str, str]:
+    """Those variables alone that are not the defaults, which any version of the project knows."""
+    usual = environment(Settings())
+    return {name: text for name, text in environment(settings).items() if usual.get(name) != text}
+
+
 @dataclass(frozen=True, slots=True)
 class Server:
     """A server that answers."""
