@@ -1,10 +1,13 @@
 """Waiting for other processes and tasks."""
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -38,6 +41,44 @@ def printed(
     command = [sys.executable, "-c", code, *map(str, arguments)]
     done = subprocess.run(command, cwd=cwd, env=env, stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout
+
+
+@contextmanager
+def started(
+    command: Iterable[object],
+    log: Path,
+    ready: Callable[[], bool],
+    *,
+    env: Mapping[str, str] = os.environ,
+    cwd: Path | None = None,
+    seconds: float = PATIENCE,
+    whole: bool = False,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program whose output goes to a file; the block begins once it is ready.
+
+    At the end the program gets a SIGTERM, or with `whole` all its processes do.
+    """
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            list(map(str, command)),
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=whole,
+        )
+
+    def runs() -> bool:
+        assert process.poll() is None, log.read_text()
+        return ready()
+
+    try:
+        wait("it is ready", runs, seconds)
+        yield process
+    finally:
+        os.killpg(process.pid, signal.SIGTERM) if whole else process.terminate()
+        process.wait(PATIENCE)
 
 
 def answers(url: str, status: int = 200) -> bool:

@@ -7,7 +7,6 @@ changes what the converter writes.
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ import pytest
 import specops
 from tests.checkpoints import make_llama_checkpoint
 from tests.loopback import HOST, free_port
-from tests.waiting import PATIENCE, answers, wait
+from tests.waiting import PATIENCE, answers, started
 
 pytestmark = pytest.mark.e2e
 FIRST_FORMAT = 1001
@@ -70,24 +69,9 @@ class Versions:
             "SPECOPS_PORT": str(port),
         }
         url, path = f"http://{HOST}:{port}", self._folder / "log"
-        with path.open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "specops", "serve"],
-                env=inherited | variables,
-                stdout=log,
-                stderr=log,
-            )
-        try:
-
-            def ready() -> bool:
-                assert process.poll() is None, path.read_text()
-                return answers(f"{url}/health")
-
-            wait("the service is ready", ready, 300)
+        command, env = [sys.executable, "-m", "specops", "serve"], inherited | variables
+        with started(command, path, lambda: answers(f"{url}/health"), env=env, seconds=300):
             yield url, path.read_text(encoding="utf-8")
-        finally:
-            process.terminate()
-            process.wait(60)
 
     def conversions(self) -> dict[str, tuple[int, int]]:
         """By name each conversion that there is, and what changes if it is made again."""

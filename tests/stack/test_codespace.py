@@ -5,7 +5,6 @@ browser's requests behind the proxy, where that image can be pulled.
 """
 
 import os
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from tests.stack.console import console, converse, option, until
 from tests.stack.forwarding import DOMAIN, ENVIRONMENT, NAME, Forwarded, forwarded, resolver_rules
 from tests.stack.support import ROOT, tool
 from tests.stack.test_compose_file import resolved
-from tests.waiting import answers, wait
+from tests.waiting import answers, started
 
 pytestmark = pytest.mark.e2e
 
@@ -64,27 +63,23 @@ def test_locusts_page_runs_a_test(tmp_path: Path) -> None:
     if tool("locust") is None:
         pytest.skip("no Locust here")
     port = free_port()
-    with (
-        serving(tmp_path, SPECOPS_MODEL="", **ENVIRONMENT) as (api, _),
-        (tmp_path / "locust.log").open("wb") as log,
-    ):
+    with serving(tmp_path, SPECOPS_MODEL="", **ENVIRONMENT) as (api, _):
         command = [tool("locust"), "-f", ROOT / "loadtest" / "locustfile.py"]
         command += ["--web-host", HOST, "--web-port", port, "--host", f"http://{HOST}:{api}"]
-        words, env = list(map(str, command)), {**os.environ, **ENVIRONMENT}
-        with subprocess.Popen(words, stderr=log, cwd=tmp_path, env=env) as process:
-            try:
-                wait("Locust's page", lambda: answers(f"http://{HOST}:{port}/"))
-                with forwarded(port, tmp_path) as way, browsing(way) as browser:
-                    page = browser.new_context(ignore_https_errors=True).new_page()
-                    page.goto(way.url)
-                    page.get_by_role("button", name="Start").click()
-                    until(
-                        page,
-                        """fetch("/stats/requests").then((answer) => answer.json())
-                        .then(({stats}) => stats.some((row) => row.num_requests > 0))""",
-                    )
-            finally:
-                process.terminate()
+        log, env = tmp_path / "locust.log", {**os.environ, **ENVIRONMENT}
+        with (
+            started(command, log, lambda: answers(f"http://{HOST}:{port}/"), env=env, cwd=tmp_path),
+            forwarded(port, tmp_path) as way,
+            browsing(way) as browser,
+        ):
+            page = browser.new_context(ignore_https_errors=True).new_page()
+            page.goto(way.url)
+            page.get_by_role("button", name="Start").click()
+            until(
+                page,
+                """fetch("/stats/requests").then((answer) => answer.json())
+                .then(({stats}) => stats.some((row) => row.num_requests > 0))""",
+            )
 
 
 def grafana_settings(tmp_path: Path, **variables: str) -> dict[str, str]:

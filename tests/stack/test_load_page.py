@@ -15,7 +15,7 @@ import pytest
 from tests.loopback import HOST, free_port, listening
 from tests.stack.support import ROOT, START_SECONDS, tool
 from tests.stack.test_load_test import StandIn, check_figures, locust_command
-from tests.waiting import PATIENCE, answers, wait
+from tests.waiting import PATIENCE, answers, started, wait
 
 # What the form must not show: it is for the command line.
 HIDDEN = {"gate", "objective", "report", "api_key", "allowed_hosts"}
@@ -25,29 +25,12 @@ HIDDEN = {"gate", "objective", "report", "api_key", "allowed_hosts"}
 def load_page(api: str, log: Path, *command: str) -> Iterator[str]:
     """Run a command that serves Locust's page for an API; yield the page's address."""
     port = free_port()
-    env = {"LOCUST_PORT": str(port), "TARGET_URL": api, "LOAD_API_KEY": "a-secret"}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [word.replace("PORT", str(port)) for word in command],
-            cwd=ROOT,
-            env={**os.environ, **env},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    page = f"http://{HOST}:{port}"
-
-    def served() -> bool:
-        assert process.poll() is None, log.read_text()
-        return answers(page)
-
-    try:
-        wait("the page is there", served, START_SECONDS)  # make may install a change first
+    own = {"LOCUST_PORT": str(port), "TARGET_URL": api, "LOAD_API_KEY": "a-secret"}
+    words, page = [word.replace("PORT", str(port)) for word in command], f"http://{HOST}:{port}"
+    rest = {"env": {**os.environ, **own}, "cwd": ROOT, "whole": True}
+    # make may install a change first
+    with started(words, log, lambda: answers(page), seconds=START_SECONDS, **rest):
         yield page
-    finally:
-        os.killpg(process.pid, 15)
-        process.wait(60)
     assert "Traceback" not in log.read_text()
 
 

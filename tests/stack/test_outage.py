@@ -3,7 +3,6 @@
 One dead replica of three: `test_dashboards.py`, by the rules and queries alone.
 """
 
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from tests.loopback import HOST, free_port
 from tests.overload import serving
 from tests.stack import queries
 from tests.stack.support import prometheus_values, tool
-from tests.waiting import answers, wait
+from tests.waiting import answers, started, wait
 
 pytestmark = pytest.mark.e2e
 
@@ -43,20 +42,12 @@ def prometheus(ports: list[int], folder: Path) -> Iterator[Query]:
     key.touch()
     config.write_text(native.prometheus_config([f"{HOST}:{one}" for one in ports], None, key))
     url = f"http://{HOST}:{port}"
-    with (folder / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen(
-            [
-                *("prometheus", f"--config.file={config}", "--enable-feature=exemplar-storage"),
-                *(f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={HOST}:{port}"),
-            ],
-            stderr=log,
-        )
-        try:
-            wait("Prometheus is ready", lambda: answers(f"{url}/-/ready"))
-            yield partial(prometheus_values, url)
-        finally:
-            process.terminate()
-            process.wait()
+    command = [
+        *("prometheus", f"--config.file={config}", "--enable-feature=exemplar-storage"),
+        *(f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={HOST}:{port}"),
+    ]
+    with started(command, folder / "prometheus.log", lambda: answers(f"{url}/-/ready")):
+        yield partial(prometheus_values, url)
 
 
 def url(port: int) -> str:

