@@ -1,7 +1,5 @@
 """The shared parts of all dashboards: title, state, links, variables, annotations, places."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 

@@ -2,8 +2,6 @@
 load against the replicas that share it.
 """
 
-from __future__ import annotations
-
 from board import (
     Panels,
     board,

@@ -4,8 +4,6 @@ They are written in Python (grafana/panels.py has the building blocks) and commi
 that a running stack needs no generator.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

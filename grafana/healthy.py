@@ -5,8 +5,6 @@ fast it is, how long people wait, whether it is overloaded, whether it keeps its
 asks. Each panel's description says what to do when it looks bad; the other dashboards go deeper.
 """
 
-from __future__ import annotations
-
 from board import (
     Panels,
     board,

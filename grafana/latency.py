@@ -1,7 +1,5 @@
 """The dashboard "Where does the time go?": from a request's arrival to its last token."""
 
-from __future__ import annotations
-
 from board import Panels, board, row, state
 from empty import Empty
 from panels import COUNT, MEAN, PASSES, PER_SECOND, TOKENS_PER_SECOND, Json, curves, heat, tile

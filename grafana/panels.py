@@ -6,8 +6,6 @@ the last value that there was. A tile is red and says `unreachable` if no instan
 one name has one colour, whichever panel it is on (`COLOURS`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from string import ascii_uppercase
 from typing import Any

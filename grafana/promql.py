@@ -10,8 +10,6 @@ quantile needs 20 events in its window and one of them lately: after a load the 
 slowest, and of fewer and fewer of them it would climb. Counts and rates may be 0.
 """
 
-from __future__ import annotations
-
 INSTANCES = 'job=~"$job", instance=~"$instance"'
 FRESH = "> time() - 20"  # four scrapes
 UP = f"up{{{INSTANCES}}} * timestamp(up{{{INSTANCES}}}) {FRESH}"

@@ -1,7 +1,5 @@
 """The dashboard "Does speculation pay?": costs, gains and sources of drafts."""
 
-from __future__ import annotations
-
 from board import Panels, board, row, state
 from empty import Empty
 from panels import (

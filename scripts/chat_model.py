@@ -9,8 +9,6 @@ this script. If the download fails, the script says so in a line, and the servic
 pair.
 """
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 import sys

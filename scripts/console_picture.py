@@ -5,8 +5,6 @@
 Needs playwright, a Chromium, and a chat model behind the API.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

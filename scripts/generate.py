@@ -4,8 +4,6 @@ Pages (fields, presets, figures, clients), settings, metrics, dashboards and an 
 `--check` writes nothing and fails if one of them has fallen behind; `scripts/lint` runs it.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Mapping

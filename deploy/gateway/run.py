@@ -8,8 +8,6 @@ Without options this runs in the container. `make up REPLICAS=3` gives addresses
 only the standard library.
 """
 
-from __future__ import annotations
-
 import argparse
 import http.client
 import os

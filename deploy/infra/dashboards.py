@@ -5,8 +5,6 @@
 The sidecar of Grafana's Helm chart loads every ConfigMap with the label `grafana_dashboard: "1"`.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

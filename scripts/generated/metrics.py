@@ -3,8 +3,6 @@
 Names, labels and meanings come from the service's registry.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

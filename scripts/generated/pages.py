@@ -6,8 +6,6 @@ api/specops/presets.toml, architectures of GGUF files from the converter, README
 configurations, with which the tests make models of the same shapes.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """The settings in the files that repeat them: .env.example, docs/settings.md, compose.yaml."""
 
-from __future__ import annotations
-
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any

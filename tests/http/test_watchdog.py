@@ -1,7 +1,5 @@
 """The watchdog kills a server that hangs, is patient with a slow one, and ends with it."""
 
-from __future__ import annotations
-
 import json
 import os
 import select
