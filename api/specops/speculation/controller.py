@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
 from specops.runtime.cost_model import CostModel, mean_with
@@ -102,7 +104,8 @@ class _Account:
     credit: Credit
     asking: float = 0.0  # mean seconds that it takes to ask for a request
     asks: int = 0  # number of steps in which it was asked
-    expected: float = 1.0  # mean number of tokens that its drafts promise
+    drafts: int = 0  # number of drafts that it proposed, empty ones included
+    expected: float = 1.0  # mean number of tokens that they promise
 
 
 class Controller:
@@ -158,7 +161,7 @@ class Controller:
         if (account := self._accounts.get(drafter)) is None:
             return True
         adaptive = speculation.adaptive
-        if draft.tokens:
+        if draft.tokens and account.drafts > _FIRST_ASKS:
             more = (account.expected - draft.expected) * token_seconds
             if more <= account.asking * adaptive:
                 return False
@@ -236,12 +239,8 @@ class Controller:
             if not item.speculation.adaptive:
                 lengths[index] = len(item.draft.tokens)
                 continue
-            reach = 1.0
-            for position, probability in enumerate(item.draft.accept_probs):
-                reach *= probability
-                if reach < MIN_REACH:
-                    break
-                places.append((-reach, index, position))
+            reached = enumerate(accumulate(item.draft.accept_probs, mul))
+            places += [(-reach, index, place) for place, reach in reached if reach >= MIN_REACH]
         if places and self._drafted < min(_PLAIN_STEPS, _FIRST_PLAIN + self._steps // 2):
             places.sort()
             admitted = self._admitted(proposals, places, sum(lengths), prompt_tokens)
@@ -267,32 +266,28 @@ class Controller:
         count = len(proposals)
         extra = sum(per_place) + sum(per_token) + self._target.state_seconds(count)
         extra += self.overhead.seconds(count, fixed, 0) + sum(map(self._asking_of, proposals))
-        first = count + fixed
-        costs = self._costs_up_to(first + prompt_tokens + len(places))
-        most = rate = count / (costs[first] + extra)  # tokens per second
-        more = [(0.0, 0.0)]  # by number of places: their tokens, and seconds beside the pass
-        admitted, gained, taken = 0, 0.0, 0.0
-        for number, (missed, index, _) in enumerate(places, 1):
-            gained -= missed
-            taken += row + per_place[index] - missed * per_token[index]  # if it is reached
-            more.append((gained, taken))
-            rate = (count + gained) / (costs[first + number] + extra + taken)
-            if rate > most:
-                most, admitted = rate, number
+        first, last = count + fixed, count + fixed + len(places)
+        costs = self._costs_up_to(last + prompt_tokens)
+        # By number of places: the expected tokens, and the seconds beside the pass.
+        tokens = [*accumulate([-missed for missed, *_ in places], initial=count)]
+        adds = [  # what a place costs, and what its token costs if it is reached
+            row + per_place[index] - missed * per_token[index] for missed, index, _ in places
+        ]
+        seconds = [*accumulate(adds, initial=extra)]
+        steps = zip(tokens, seconds, costs[first : last + 1], strict=True)
+        worth = [came / (cost + more) for came, more, cost in steps]
         if prompt_tokens:
-            first += prompt_tokens
-            worth = [
-                gained - most * (costs[first + number] + taken)
-                for number, (gained, taken) in enumerate(more)
-            ]
-            admitted = worth.index(max(worth))
-        return admitted
+            rate, costs = max(worth), costs[first + prompt_tokens : last + prompt_tokens + 1]
+            steps = zip(tokens, seconds, costs, strict=True)
+            worth = [came - rate * (cost + more) for came, more, cost in steps]
+        return worth.index(max(worth))
 
     # -- learning from the outcome ---------------------------------------------------------------
 
     def asked(self, drafter: str, draft: Draft) -> None:
         """Learn from a drafter's proposal."""
         account = self._account(drafter)
+        account.drafts += 1
         account.expected += _WEIGHT * (draft.expected - account.expected)
 
     def read(self, drafter: str, seconds: float) -> None:
@@ -370,7 +365,7 @@ class Controller:
         account = self._account(drafter)
         seconds = sum([asking for _, asking, _ in items]) / len(items)
         account.asks += 1
-        most = self._target.cost(1)  # it may have waited for a core
+        most = self._patience / _PATIENCE  # it may have waited for a core
         if learned := account.asks > _FIRST_ASKS:
             seconds = min(seconds, account.asking + most)
             account.asking += _WEIGHT * (seconds - account.asking)
