@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from random import Random
 from typing import Any
 
 from bench.engine.together import Answer, Batch, Promises, run_together
 from bench.models import BenchModel
 from bench.prompts import Prompt
 from bench.tools.quiet import settle
-from bench.tools.report import Summary, Table, Target, progress, ratios, rotated
+from bench.tools.report import Summary, Table, Target, progress, ratios
 from specops.engine.engine import NO_DRAFTER, Engine
 from specops.request import GenerationRequest, GenerationStats, SourceStats
 from specops.speculation.controller import Controller
@@ -311,7 +312,8 @@ def measure(
     for turn in range(sizes.rounds):
         for number, batch in enumerate(batches):
             measured.batches.append(batch)
-            for config in rotated(configs, turn + number):
+            # Shuffled, so that no way always follows the same one, whose data fill the caches.
+            for config in Random(f"{turn}/{number}").sample(configs, len(configs)):
                 found = runner.run(batch, config, sizes.new_tokens, clients)
                 if not found.tokens:
                     raise RuntimeError("requests never all decoded: ask for more new tokens")
