@@ -12,7 +12,7 @@ from bench.runtime.before import OTHER, OURS, interpreter_of
 from bench.tools.quiet import Case, Turns
 from bench.tools.report import Outcome, Summary, Table, progress, ratios
 from bench.tools.worker import Worker
-from specops.runtime.kernels import NAMES
+from specops.runtime.kernels import BLOCK_TOKENS, NAMES, block_bytes
 from specops.system.cpus import available_threads
 
 SHAPES = {  # layers, heads, heads of the cache, size
@@ -82,9 +82,10 @@ def run(shapes: Sequence[str], other: Path, plan: Plan) -> Outcome:
                 _name(kernel, side, dtype): _Side(workers[side], {"kernel": kernel, "dtype": dtype})
                 for kernel, (side, dtype) in product(_KERNELS, _SIDES)
             }
+            bandwidth = workers[OURS].ask("bandwidth")
             turns.measure(sides, _cases(plan), plan.rounds)
-        tables.append(_table(shape, turns, plan))
-        result[shape] = turns.ms
+        tables.append(_table(shape, turns, plan, bandwidth))
+        result[shape] = {"bytes_per_second": bandwidth, "milliseconds": turns.ms}
     return Outcome({"other": other.name, "shapes": result}, tables)
 
 
@@ -92,24 +93,39 @@ def _name(kernel: str, side: str, dtype: str) -> str:
     return f"{kernel}, {side}, {dtype}"
 
 
+def _title(past: int, rows: str) -> str:
+    return f"{rows} behind {past:,}"
+
+
 def _cases(plan: Plan) -> list[Case]:
     def case(past: int, rows: str) -> Case:
         requests, tokens, shared = ROWS[rows]
         asked = {"past": past, "requests": requests, "tokens": tokens, "shared": shared}
         asked["count"] = plan.passes
-        return Case(f"{rows} behind {past:,}", lambda side: side.ask(**asked))
+        return Case(_title(past, rows), lambda side: side.ask(**asked))
 
     return [case(past, rows) for past, rows in product(plan.pasts, ROWS)]
 
 
-def _table(shape: str, turns: Turns, plan: Plan) -> Table:
+def _table(shape: str, turns: Turns, plan: Plan, bandwidth: float) -> Table:
+    layers, _, kv_heads, size = SHAPES[shape]
     rows = []
-    for kernel, case in product(_KERNELS, _cases(plan)):
-        halves, before, now = (turns.ms[case.title][_name(kernel, *side)] for side in _SIDES)
+    for kernel, past, name in product(_KERNELS, plan.pasts, ROWS):
+        title, (requests, _, shared) = _title(past, name), ROWS[name]
+        halves, before, now = (turns.ms[title][_name(kernel, *side)] for side in _SIDES)
+        blocks = past / BLOCK_TOKENS * (1 if shared else requests)
+        reading = 1e3 * blocks * layers * block_bytes([(kv_heads, size)], "int8") / bandwidth
         shares = [Summary.of(ratios(now, base)).spread() for base in (halves, before)]
         times = [f"{Summary.of(ms).median:.2f}" for ms in (halves, before, now)]
-        rows.append((kernel, case.title, *times, *shares))
+        multiple = f"{Summary.of(now).median / reading:.2f}"
+        rows.append((kernel, title, *times, *shares, multiple))
     columns = [f"{dtype}, {side}, ms" for side, dtype in _SIDES]
     columns = ["kernels", "rows", *columns, "int8 of fp16's time", "int8 of int8's time"]
-    notes = ("all layers' attention in a pass; medians; ratios round by round", turns.note)
+    columns.append("of its bytes' time")
+    notes = (
+        "all layers' attention in a pass; medians; ratios round by round",
+        f"bytes' time: the int8 cache's bytes at {bandwidth / 1e9:.1f} GB/s, read by all cores; "
+        "part of a small cache stays in the processor's",
+        turns.note,
+    )
     return Table(f"Attention: {shape}", columns, rows, notes)

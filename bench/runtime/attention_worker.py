@@ -65,6 +65,15 @@ class Passes:
             seconds.append((time.perf_counter() - start) * self._layers / layers)
         return seconds[1:]
 
+    def bandwidth(self) -> float:
+        """Bytes that all cores read from memory in a second."""
+        numbers, seconds = self._pool.view(np.float32), []
+        for _ in range(3):
+            start = time.perf_counter()
+            np.dot(numbers, numbers)
+            seconds.append(time.perf_counter() - start)
+        return self._pool.nbytes / min(seconds)
+
     def _opened(self, kernel: str, layers: int) -> Session:
         if (kernel, layers) not in self._sessions:
             kernels.force(kernel)

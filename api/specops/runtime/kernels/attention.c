@@ -26,12 +26,11 @@ typedef struct {
     float *results;    // [spans][kv_heads][room]
     int64_t tiles;     // of long spans
     // Of each span, how many splits another one computes for both, as they have the same blocks, and which.
-    int64_t common[MAX_SLOTS], leader[MAX_SLOTS];
+    int64_t *common, *leader;
 } Job;
 
 static int is_long(const Pass *pass, const Span *span) { return rows_of(pass, span) > FEW_ROWS; }
 
-// Of a long span.
 static int64_t tiles_of(const Pass *pass, const Span *span) {
     const int64_t rows = tile_rows(&pass->layer);
     return is_long(pass, span) ? (rows_of(pass, span) + rows - 1) / rows : 0;
@@ -165,7 +164,8 @@ int64_t specops_piece_positions(int64_t heads, int64_t kv_heads, int64_t size, i
     const Span span = {.start = start, .tokens = 1};
     const Pass pass = {
         .layer = {.heads = heads, .kv_heads = kv_heads, .size = size}, .spans = &span, .count = 1};
-    Job job = {.pass = &pass};
+    int64_t none[1];
+    Job job = {.pass = &pass, .common = none, .leader = none};
     cut(&job);
     if (piece >= job.pieces) return 0;
     const Splits some = job.pieces > 1 ? splits_of(&job, &span, piece) : all_splits(&job, &span);
@@ -175,7 +175,8 @@ int64_t specops_piece_positions(int64_t heads, int64_t kv_heads, int64_t size, i
 
 void attend(const AttentionKernel *kernel, const Pass *pass, Threads threads) {
     if (!pass->count) return;
-    Job job = {.kernel = kernel, .pass = pass};
+    int64_t common[MAX_SLOTS], leader[MAX_SLOTS];
+    Job job = {.kernel = kernel, .pass = pass, .common = common, .leader = leader};
     cut(&job);
     const int64_t heads = pass->layer.kv_heads, counts = pass->count * heads;
     if (job.pieces > 1) {
