@@ -46,17 +46,21 @@ _SIMULATED = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured, on as many prompts as clients, but at least so many."""
+    """How much is measured, on as many prompts as clients, but at least so many.
+
+    Many clients at once are done in a moment: they have as many rounds as make up `steps`.
+    """
 
     new_tokens: int
     rounds: int
+    steps: int = 0
     prompts: int = 8
     clients: Sequence[int] = (1, 4, 8, 16)
     levels: Sequence[float] = (0.9, 0.7, 0.5, 0.3)  # of simulated acceptance
     lengths: Sequence[int] = (1, 2, 3, 4, 6, 8)
 
 
-FULL = Plan(64, rounds=5)
+FULL = Plan(64, rounds=5, steps=1280)
 SLOW = Plan(24, rounds=3, prompts=4, clients=(1, 8), lengths=(1, 2, 4))
 QUICK = Plan(16, rounds=1, prompts=2, clients=(1, 2), levels=(0.9, 0.3), lengths=(1, 3))
 Cell = tuple[str, int, float]
@@ -115,8 +119,9 @@ def measure(model: BenchModel, prompts: Sequence[Prompt], plan: Plan) -> dict[Ce
             for clients in plan.clients:
                 progress(f"{name}, {clients} clients, simulated acceptance {level:g}")
                 anew = Runner(engine, max(plan.lengths))  # its controllers know nothing yet
-                sizes = Sizes(plan.new_tokens, plan.rounds, clients)
                 some = texts[: max(plan.prompts, clients)]
+                rounds = plan.steps * clients // (len(some) * plan.new_tokens)
+                sizes = Sizes(plan.new_tokens, max(plan.rounds, rounds), clients)
                 found[name, clients, level] = ways.measure(anew, configs, some, sizes)
     return found
 

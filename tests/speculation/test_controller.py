@@ -9,6 +9,7 @@ from specops.runtime.cost_model import CostModel
 from specops.speculation.controller import Attempt, Controller, Outcome, Proposal, _gains
 from specops.speculation.credit import Credit, SpeculationState
 from specops.speculation.drafters.base import NO_DRAFT, Draft
+from specops.speculation.overhead import Overhead
 from tests.simulated_target import tinyllama
 
 MOST = 8
@@ -237,6 +238,17 @@ def test_the_rest_of_a_step_is_parted_into_what_draft_tokens_and_new_ones_take()
     assert overhead.seconds(3) < 160e-6
 
 
+def test_what_verifying_takes_once_a_step_is_not_counted_as_the_draft_tokens_time() -> None:
+    """Where few are made they would look dear, so fewer would be made."""
+    overhead = Overhead()
+    for drafted in [0, 1, 2, 3, 4] * 128:
+        verifying = 40e-6 * (drafted > 0) + 3e-6 * drafted
+        overhead.observe(4, drafted, 4 + drafted // 2, 60e-6 + verifying)
+    assert overhead.drafting == pytest.approx(40e-6, rel=0.2)
+    assert overhead.draft_token == pytest.approx(3e-6, rel=0.3)
+    assert overhead.seconds(4, 2, 5) == pytest.approx(106e-6, rel=0.05)
+
+
 def test_a_few_draft_tokens_that_waited_for_a_core_do_not_end_the_drafting() -> None:
     """They were believed to take 0.6 ms each, and as none were verified any more, for good."""
     machine = Machine(rest=(20e-6, 5e-6, 30e-6), costs=tinyllama(0.02))
@@ -311,6 +323,15 @@ def test_new_requests_take_turns_and_one_that_gains_goes_on() -> None:
     fresh = SpeculationState()
     look_up(controller, fresh, 12, found=3)
     assert look_up(controller, fresh, 8, found=3) == 8
+
+
+def test_a_new_request_may_ask_once_where_that_takes_next_to_nothing_of_a_short_answer() -> None:
+    """The text of one may repeat itself, whatever others brought."""
+    controller = small_model()
+    look_up(controller, SpeculationState(), LONG, took=PASS / 2)
+    cheap = small_model()
+    look_up(cheap, SpeculationState(), LONG, took=PASS / 50)
+    assert [look_up(one, SpeculationState(), 1) for one in (controller, cheap)] == [0, 1]
 
 
 @pytest.mark.parametrize("adaptive", [False, True])

@@ -113,8 +113,9 @@ class Drafting:
         self.controller.stepped(outcomes, step.decoding, work)
         if outcomes:
             proposals = [item.proposal for item in outcomes]
-            if any(item.attempts for item in proposals):
+            if any(item.attempts for item in proposals):  # it is a part of what asking takes
                 self._learning = self._clock() - begun
+                step.draft_seconds += self._learning
             step.missed_drafters = [item.missed for item in proposals if item.missed]
             declined = [item.declined for item in proposals if item.declined]
             step.declined_drafters = [*step.declined_drafters, *declined]

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from specops.runtime.cost_model import CostModel, mean_with
 from specops.runtime.kvcache.prefix_cache import common_prefix
-from specops.speculation.credit import Credit, SpeculationState
+from specops.speculation.credit import SHARE, Credit, SpeculationState
 from specops.speculation.drafters.base import MIN_REACH, NO_DRAFT, Draft
 from specops.speculation.overhead import Overhead
 
@@ -38,6 +38,7 @@ _FIRST_ASKS = 8
 _PATIENCE = 16
 _NEVER = float("inf")
 _REST_PASSES = 64  # longest rest, likewise
+_SHORT_ANSWER = 64  # tokens, of whose time the first ask may take a share wherever others stand
 _OWN_PATIENCE = 8  # what it may lose in one request, likewise: one rejected draft is no verdict
 # Most steps with draft tokens before one without. Only the comparison shows what
 # draft tokens cost outside the pass. Sooner at first.
@@ -106,6 +107,7 @@ class _Account:
     asks: int = 0  # number of steps in which it was asked
     drafts: int = 0  # number of drafts that it proposed, empty ones included
     expected: float = 1.0  # mean number of tokens that they promise
+    reads: bool = False  # a text takes time before it can be asked
 
 
 class Controller:
@@ -132,6 +134,7 @@ class Controller:
         self._steps = self._drafted = 0  # all steps, and the latest ones with draft tokens
         self.now = 0.0
         self._seconds = self._plain_seconds = 0.0  # means of a step and of as much plain decoding
+        self._token = 0.0  # seconds for each token of the latest step, without drafts
 
     @property
     def estimated_speedup(self) -> float:
@@ -193,15 +196,16 @@ class Controller:
     def _due(self, drafter: str, speculation: SpeculationState) -> float:
         """When a drafter may be asked for a request.
 
-        A request that the drafter has brought nothing yet waits for its turn among all of them:
-        each new one that asked at once would take many times the share of the time that may be
-        lost, where answers are short.
+        A request that the drafter has brought nothing yet waits for its turn among all of them,
+        where asking takes long: each new one that asked at once would take many times the share of
+        the time that may be lost, if answers are short.
         """
         if (account := self._accounts.get(drafter)) is None:
             return 0.0
         if (own := speculation.credits.get(drafter)) is None:
-            return account.credit.due
-        return max(own.due, account.credit.due) if own.due else 0.0
+            little = account.asking < SHARE * _SHORT_ANSWER * self._token
+            return 0.0 if little and not account.reads else account.credit.due
+        return own.due
 
     def min_reach(self, requests: int, prompt_tokens: int = 0) -> float:
         """The least probability to be reached with which `choose` can admit a place.
@@ -213,7 +217,8 @@ class Controller:
         if (bound := self._bounds.get((requests, prompt_tokens))) is None:
             first, more = requests + prompt_tokens, requests * self._positions
             costs = self._costs_up_to(first + more)
-            added = min((costs[first + n] - costs[first]) / n for n in range(1, more + 1))
+            fixed = self.overhead.drafting - costs[first]
+            added = min((costs[first + n] + fixed) / n for n in range(1, more + 1))
             # What a token takes outside passes it takes with draft tokens and without.
             saved = self._plain(requests) / requests - self.overhead.token
             bound = max(MIN_REACH, (added + self.overhead.draft_token) / saved)
@@ -273,6 +278,7 @@ class Controller:
         adds = [  # what a place costs, and what its token costs if it is reached
             row + per_place[index] - missed * per_token[index] for missed, index, _ in places
         ]
+        adds[0] += 0.0 if fixed else self.overhead.drafting
         seconds = [*accumulate(adds, initial=extra)]
         steps = zip(tokens, seconds, costs[first : last + 1], strict=True)
         worth = [came / (cost + more) for came, more, cost in steps]
@@ -292,7 +298,9 @@ class Controller:
 
     def read(self, drafter: str, seconds: float) -> None:
         """Learn how long a drafter has read texts, not counting the time to ask it."""
-        self._account(drafter).credit.book(-seconds, self._patience, self.now)
+        account = self._account(drafter)
+        account.reads = True
+        account.credit.book(-seconds, self._patience, self.now)
 
     def drawn(self, tokens: int, seconds: float) -> None:
         """Learn how long it took to draw a number of tokens from adjusted logits."""
@@ -312,15 +320,17 @@ class Controller:
             work: what the tokens without drafts look back at, all together.
         """
         alone = self._plain(count, work)
+        self._token = token = alone / count
         if not outcomes:
             self._drafted = 0
             self._learn(alone, alone)
             return
         width = sum([item.width for item in outcomes]) + count - len(outcomes)
-        token, added = alone / count, 0.0
+        added = 0.0
         if width > count:
             costs = self._costs_up_to(width)
-            added = (costs[width] - costs[count]) / (width - count) + self.overhead.draft_token
+            more = costs[width] - costs[count] + self.overhead.drafting
+            added = more / (width - count) + self.overhead.draft_token
         seconds = plain_seconds = token * (count - len(outcomes))
         pair, each = self._target.attention_seconds(1), self.overhead.token
         gains: dict[str, list[tuple[SpeculationState, float, float]]] = {}

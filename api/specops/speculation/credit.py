@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-_SHARE = 0.005  # of the time, which a drafter may lose where it does not pay
+SHARE = 0.005  # of the time, which a drafter may lose where it does not pay
 _FIRST_SHARE = 0.16  # the same for the first time; half as much for each further one
-_INHERITED = 2  # of these times, at most, count for a new request if they were other requests'
+_INHERITED = 4  # of these times, at most, count for a new request if they were other requests'
 
 
 class Credit:
@@ -58,9 +58,9 @@ class Credit:
             self._losses = 0
         if self.seconds < 0:
             self._losses += 1
-            part = share * max(_SHARE, _FIRST_SHARE * 0.5**self._losses)
+            part = share * max(SHARE, _FIRST_SHARE * 0.5**self._losses)
             due = max(self._due, now) - self.seconds / part
-            self._due = min(due, now + most / (share * _SHARE))
+            self._due = min(due, now + most / (share * SHARE))
             self.seconds = 0.0
 
 

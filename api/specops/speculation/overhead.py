@@ -24,23 +24,24 @@ class Overhead:
 
     Attributes:
         step: seconds of each step.
+        drafting: seconds of each step that verifies draft tokens, beyond those of the tokens.
         request: seconds for each request that decodes in it.
         draft_token: seconds for each draft token that it verifies.
         token: seconds for each token that comes of it.
     """
 
     def __init__(self) -> None:
-        self.step = self.request = self.draft_token = self.token = 0.0
+        self.step = self.drafting = self.request = self.draft_token = self.token = 0.0
         # Since the last fit, by requests, draft tokens and tokens: number of steps, their seconds.
         self._seen: dict[tuple[int, int, int], tuple[int, float]] = {}
         self._steps = 0
-        self._sums = np.zeros((5, 5))  # of products of what was seen
+        self._sums = np.zeros((6, 6))  # of products of what was seen
 
     def seconds(self, requests: int, draft_tokens: int = 0, tokens: float | None = None) -> float:
         """Seconds outside passes; without `tokens` each request gets one."""
         tokens = requests if tokens is None else tokens
-        own = self.step + self.request * requests
-        return own + self.draft_token * draft_tokens + self.token * tokens
+        own = self.step + self.request * requests + self.token * tokens
+        return own + self.draft_token * draft_tokens + self.drafting * bool(draft_tokens)
 
     def observe(self, requests: int, draft_tokens: int, tokens: int, seconds: float) -> None:
         """Learn from a step. One that waited for a core counts as twice the expected time."""
@@ -55,20 +56,23 @@ class Overhead:
 
     def _fit(self) -> None:
         """Least squares, without terms that would be below 0."""
-        rows = np.array([(1, *key, total / count) for key, (count, total) in self._seen.items()])
+        rows = np.array(
+            [(1, key[1] > 0, *key, total / count) for key, (count, total) in self._seen.items()]
+        )
         counts = np.array([count for count, _ in self._seen.values()])
         self._seen = {}
         self._sums = _MEMORY * self._sums + (rows.T * counts) @ rows
-        squares, products = self._sums[:4, :4], self._sums[:4, 4]
-        squares = squares + _RIDGE * squares.max() * np.eye(4)
-        found, kept = np.zeros(4), list(range(4))
+        squares, products = self._sums[:5, :5], self._sums[:5, 5]
+        squares = squares + _RIDGE * squares.max() * np.eye(5)
+        found, kept = np.zeros(5), list(range(5))
         while kept:
             part = np.linalg.solve(squares[np.ix_(kept, kept)], products[kept])
             if part.min() >= 0:
                 found[kept] = part
                 break
             del kept[int(part.argmin())]
-        self.step, self.request, self.draft_token, self.token = found.tolist()
+        self.step, self.drafting, self.request, self.draft_token, self.token = found.tolist()
+        drafted, tokens = self._sums[1, 1].item(), self._sums[3, 3].item()
+        self.drafting *= drafted / (drafted + _DOUBT)
         # A row of logits takes no longer than all that a request takes without drafts.
-        drafted = float(self._sums[2, 2])
-        self.draft_token = min(self.draft_token * drafted / (drafted + _DOUBT), self.seconds(1))
+        self.draft_token = min(self.draft_token * tokens / (tokens + _DOUBT), self.seconds(1))
