@@ -170,7 +170,7 @@ def outcome(found: Mapping[str, tuple[Plan, Mapping[Cell, Measured]]], name: str
     ]
     worst = min(row.over_plain.median for row in rows), min(row.over_best.median for row in rows)
     sizes = [
-        f"{model}: {plan.new_tokens} new tokens, {plan.rounds} rounds, lengths "
+        f"{model}: {plan.new_tokens} new tokens, at least {plan.rounds} rounds, lengths "
         f"{', '.join(map(str, plan.lengths))}"
         for model, (plan, _) in found.items()
     ]
