@@ -57,10 +57,10 @@ class Plan:
     prompts: int = 8
     clients: Sequence[int] = (1, 4, 8, 16)
     levels: Sequence[float] = (0.9, 0.7, 0.5, 0.3)  # of simulated acceptance
-    lengths: Sequence[int] = (1, 2, 3, 4, 6, 8)
+    lengths: Sequence[int] = (1, 2, 4, 8)
 
 
-FULL = Plan(64, rounds=5, steps=1280)
+FULL = Plan(64, rounds=5, steps=640)
 SLOW = Plan(24, rounds=3, prompts=4, clients=(1, 8), lengths=(1, 2, 4))
 QUICK = Plan(16, rounds=1, prompts=2, clients=(1, 2), levels=(0.9, 0.3), lengths=(1, 3))
 Cell = tuple[str, int, float]
