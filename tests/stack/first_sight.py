@@ -66,6 +66,13 @@ def served_requests(api: str) -> float:
     return sum(map(float, found))
 
 
+# By script, found and pressed at once: the figures beside the button push it from its place, and
+# each new one draws it anew. There is none once the test stops.
+_PRESS_STOP = """() => [...document.querySelectorAll("button")]
+    .filter((button) => button.innerText.toLowerCase() === "stop")
+    .forEach((button) => button.click())"""
+
+
 def run_load_test(browser: Any, address: str, api: str) -> None:
     """Run a load test on Locust's page, from the form to the report."""
     with opened(browser, address, viewport={"width": 1300, "height": 1000}) as (page, _):
@@ -104,9 +111,11 @@ def run_load_test(browser: Any, address: str, api: str) -> None:
         assert int(streams.locator("td").nth(2).inner_text()) > 0
         assert float(streams.locator("td").nth(10).inner_text()) > 0  # bytes of a stream
 
-        # Not at its place, from which the figures beside it push it.
-        page.get_by_role("button", name="Stop").dispatch_event("click")
-        wait("it stops", lambda: stats(address)["state"] == "stopped")
+        def stopped() -> bool:
+            page.evaluate(_PRESS_STOP)
+            return str(stats(address)["state"]) == "stopped"
+
+        wait("it stops", stopped)
         assert stats(address)["errors"] == []
         counted = stats(address)["stats"][-1]["num_requests"]
         assert counted == served_requests(api) - before
