@@ -107,18 +107,23 @@ class Drafting:
             one.proposal.asking_seconds = each
         return [item for item in scheduled if not item.state.finish]
 
-    def learn(self, step: Step, outcomes: Sequence[Outcome], work: float) -> None:
-        """Learn from a step, and tell it who had no draft tokens; see `Controller.stepped`."""
+    def learn(self, step: Step, outcomes: Sequence[Outcome], work: float) -> float:
+        """Learn from a step, and tell it who had no draft tokens; see `Controller.stepped`.
+
+        Returns:
+            The seconds that count as a part of what asking takes.
+        """
         begun = self._clock()
         self.controller.stepped(outcomes, step.decoding, work)
-        if outcomes:
-            proposals = [item.proposal for item in outcomes]
-            if any(item.attempts for item in proposals):  # it is a part of what asking takes
-                self._learning = self._clock() - begun
-                step.draft_seconds += self._learning
-            step.missed_drafters = [item.missed for item in proposals if item.missed]
-            declined = [item.declined for item in proposals if item.declined]
-            step.declined_drafters = [*step.declined_drafters, *declined]
+        if not outcomes:
+            return 0.0
+        proposals, asked = [item.proposal for item in outcomes], 0.0
+        if any(item.attempts for item in proposals):
+            asked = self._learning = self._clock() - begun
+        step.missed_drafters = [item.missed for item in proposals if item.missed]
+        declined = [item.declined for item in proposals if item.declined]
+        step.declined_drafters = [*step.declined_drafters, *declined]
+        return asked
 
     def count_reading(self) -> float:
         """Seconds that drafters have read states since the last step; the controller learns it."""

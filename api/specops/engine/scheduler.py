@@ -108,7 +108,7 @@ class Scheduler:
         # The latest step that only decoded: what `Overhead.observe` takes, where the seconds are
         # counted from. It lasts until the next one begins.
         self._decoded: tuple[int, int, int, float] | None = None
-        self._choosing = 0.0  # seconds in this step
+        self._choosing = 0.0  # seconds in this step to choose tokens, and to learn from drafts
 
     @property
     def controller(self) -> Controller:
@@ -232,7 +232,8 @@ class Scheduler:
             self._budget.observe(batch, self._clock() - started)
         if step.decoding:
             decoding = scheduled[: step.decoding]
-            self._drafting.learn(step, outcomes, sum([item.start for item in decoding]))
+            past = sum([item.start for item in decoding])
+            self._choosing += self._drafting.learn(step, outcomes, past)
         for item in scheduled:
             if not item.state.finish:
                 self._emit_output(step, item.state)

@@ -127,7 +127,7 @@ class Controller:
         self._target = target
         self._positions = positions
         self._accounts: dict[str, _Account] = {}  # by drafter
-        self._patience = _PATIENCE * target.cost(1)
+        self._pass = target.cost(1)  # seconds of a pass over one token, as measured at the start
         self._drawing = 0.0  # mean seconds to draw one token
         self._bounds: dict[tuple[int, int], float] = {}
         self._costs: list[float] = []
@@ -178,7 +178,7 @@ class Controller:
         if not speculation.adaptive:
             return False
         due = min([self._due(name, speculation) for name in drafters], default=_NEVER)
-        speculation.due = min(due, self.now + _REST_PASSES / _PATIENCE * self._patience)
+        speculation.due = min(due, self.now + _REST_PASSES * self._pass)
         return due > self.now
 
     def reads(self, drafter: str, speculation: SpeculationState) -> bool:
@@ -300,7 +300,7 @@ class Controller:
         """Learn how long a drafter has read texts, not counting the time to ask it."""
         account = self._account(drafter)
         account.reads = True
-        account.credit.book(-seconds, self._patience, self.now)
+        account.credit.book(-seconds, _PATIENCE * self._pass, self.now)
 
     def drawn(self, tokens: int, seconds: float) -> None:
         """Learn how long it took to draw a number of tokens from adjusted logits."""
@@ -375,17 +375,16 @@ class Controller:
         account = self._account(drafter)
         seconds = sum([asking for _, asking, _ in items]) / len(items)
         account.asks += 1
-        most = self._patience / _PATIENCE  # it may have waited for a core
-        if learned := account.asks > _FIRST_ASKS:
-            seconds = min(seconds, account.asking + most)
+        if learned := account.asks > _FIRST_ASKS:  # it may have waited for a core
+            seconds = min(seconds, account.asking + self._pass)
             account.asking += _WEIGHT * (seconds - account.asking)
         else:
             account.asking = min(account.asking or seconds, seconds)
-            seconds = min(account.asking, most)
+            seconds = min(account.asking, self._pass)
         total = sum([gain for _, _, gain in items]) - len(items) * seconds
-        account.credit.book(total, self._patience, self.now)
+        account.credit.book(total, _PATIENCE * self._pass, self.now)
         own = seconds if learned or not account.credit.seconds else 0.0
-        most = _OWN_PATIENCE / _PATIENCE * self._patience
+        most = _OWN_PATIENCE * self._pass
         for speculation, _, gain in items:
             if (credit := speculation.credits.get(drafter)) is None:
                 credit = speculation.credits[drafter] = account.credit.share(most / count)
@@ -412,7 +411,7 @@ class Controller:
 
     def _account(self, drafter: str) -> _Account:
         if (account := self._accounts.get(drafter)) is None:
-            account = self._accounts[drafter] = _Account(Credit(self._patience / 2))
+            account = self._accounts[drafter] = _Account(Credit(_PATIENCE * self._pass / 2))
         return account
 
 
