@@ -594,7 +594,7 @@ def test_a_process_that_does_not_start_is_reported_and_tried_again(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/bin/false")
-        with pytest.raises(ProgramProcessError, match="does not start"):
+        with pytest.raises(ProgramProcessError, match="did not start"):
             works(process)
         patch.setattr(sys, "executable", "/missing")
         with pytest.raises(ProgramProcessError, match="No such file"):

@@ -1,21 +1,21 @@
-"""Makes freed memory go back to the system: one pool for all threads, large blocks mapped apart.
+"""Returns freed memory to the system: all threads share one arena, and large blocks are mapped.
 
-glibc gives each thread its own pool. Memory that one thread allocates and another frees, as
-with requests and their tokens, stays in the first thread's pool. So the service's memory depended
-on which thread did what: 124 to 127 MB during an hour of mixed load (`python -m tests.soak`), 106.5
-to 108.8 MB with one pool. Bursts of eight requests are as fast with one pool.
+glibc gives each thread an arena to allocate from. Memory that one thread allocates and another
+frees, as with requests and their tokens, stays in the first thread's arena. So the service's memory
+depended on which thread did what: 124 to 127 MB during an hour of mixed load (`python -m
+tests.soak`), 106.5 to 108.8 MB with one arena. Bursts of eight requests are as fast with one arena.
 
-glibc maps a large block by itself and returns it when it is freed. But after the first such free,
-glibc puts blocks of that size into the heap. There a small block may stay in the hole of a large
-one, which then takes 1.8 MB elsewhere. In such steps memory grew, or shrank, by 6 MB in an hour.
-With a fixed limit the service takes 14 MB less, and answers are as fast.
+glibc maps each large block separately, and unmaps it when it is freed. But after the first such
+free, it puts blocks of that size into the heap. There a small block may settle in the hole that a
+large one left, and the next large one takes 1.8 MB elsewhere. In such steps memory grew, or shrank,
+by 6 MB in an hour. With a fixed threshold the service takes 14 MB less, and answers are as fast.
 
-Small blocks leave holes, and glibc returns only the free memory at the heap's end. So the peak of
-all requests stays. Under load the service needs it again; at rest `give_back` returns the holes.
+Small blocks leave holes, and glibc returns only the free memory at the heap's end. So the heap
+never shrinks. Under load the service needs it again; at rest `give_back` returns the holes.
 
-A vocabulary of 262,144 tokens leaves holes of 80 MB when it is loaded. Blocks of requests come to
-lie all over them, and 200 requests took up 70 MB that no request needed. So `close_holes` takes
-them out of use; the blocks then lie at the heap's end.
+Loading a vocabulary of 262,144 tokens leaves holes of 80 MB. Blocks of requests then spread over
+them, and 200 requests occupied 70 MB that they did not need. So `close_holes` takes the holes out
+of use, and blocks go to the heap's end.
 """
 
 import ctypes
@@ -40,7 +40,7 @@ def configure_malloc() -> None:
         return
     for variable, (limit, value) in _LIMITS.items():
         if variable not in os.environ and not mallopt(limit, value):
-            log.warning("memory may not go back when it is freed: mallopt refused limit %d", limit)
+            log.warning("freed memory may not return to the system: mallopt refused %d", limit)
 
 
 def give_back() -> None:
@@ -51,9 +51,9 @@ def give_back() -> None:
 
 
 def close_holes() -> None:
-    """Return free memory to the system, and let nothing use the heap's large holes any more.
+    """Return free memory to the system, and take the heap's large holes out of use.
 
-    A hole's addresses stay allocated, but its pages are never touched. Does nothing without glibc.
+    Each hole stays allocated, but its pages are never touched. Does nothing without glibc.
     """
     give_back()
     libc = ctypes.CDLL(None)
@@ -64,6 +64,6 @@ def close_holes() -> None:
     size = _LARGEST_HOLE
     while size >= _LIMITS["MALLOC_MMAP_THRESHOLD_"][1]:  # smaller ones may lie at the end
         block = malloc(size)
-        if block is None or block > end:  # no hole is so large: it was mapped apart
+        if block is None or block > end:  # no hole is that large: glibc mapped the block
             libc.free(ctypes.c_void_p(block))
             size //= 2

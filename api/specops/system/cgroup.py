@@ -1,4 +1,4 @@
-"""Files of this process's cgroups, which limit its memory and processors. Versions 1 and 2."""
+"""Finds and reads the cgroup files that limit this process's memory and CPUs, versions 1 and 2."""
 
 import re
 from pathlib import Path
@@ -8,10 +8,10 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def cgroup_folders(controller: str, root: Path, proc: Path) -> dict[int, list[Path]]:
-    """Return the folders of this process's cgroup and of those above it, by cgroup version.
+    """Return the folders of this process's cgroup and its ancestors, by cgroup version.
 
-    A container sees its own cgroup at the root of the mount. So the list always ends with the
-    mount, and folders that are not visible here are left out.
+    A container sees its own cgroup at the root of the mount. So each list ends with the mount, and
+    leaves out folders that are not visible here.
 
     Args:
         controller: name of the version 1 controller: "cpu" or "memory".
@@ -39,7 +39,7 @@ def cgroup_folders(controller: str, root: Path, proc: Path) -> dict[int, list[Pa
 
 
 def counters(path: Path) -> dict[str, int]:
-    """Read lines of a name and a number; return nothing if there is no such file."""
+    """Read lines of a name and a number; return an empty dict if there is no such file."""
     try:
         text = path.read_text("utf-8")
     except OSError:

@@ -1,4 +1,4 @@
-"""Checksums of cached files. They find damage, not attacks.
+"""Computes checksums of cached files, which detect damage, not attacks.
 
 An attacker who can write the files can also write their checksums. So XXH3 is enough: it is as fast
 as reading, while SHA-256 took three times as long on two processors.
@@ -17,7 +17,7 @@ _PIECE = 4 << 20  # bytes read at a time; a multiple of a large page
 
 
 def write_checksums(folder: Path) -> None:
-    """Write the checksums of all files of a folder into a file next to them.
+    """Write the checksums of all files in a folder into a file next to them.
 
     Raises:
         OSError: a file cannot be read, or the folder cannot be written.
@@ -41,12 +41,12 @@ def read_checksums(folder: Path) -> dict[str, str]:
 def checksums(
     paths: Iterable[Path], room: int = 0, progress: Callable[[int], None] = lambda done: None
 ) -> dict[str, str]:
-    """Return the checksum of every file by its name; read the files in order.
+    """Read files in order; return each file's checksum by its name.
 
     Args:
         paths: the files.
-        room: number of bytes that may stay in the page cache, read there by `read_ahead`; later
-            bytes leave it again.
+        room: number of bytes that may stay in the page cache, where `read_ahead` puts them; later
+            bytes are dropped from it.
         progress: called with the number of bytes read so far.
 
     Raises:

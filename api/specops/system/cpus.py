@@ -1,4 +1,4 @@
-"""How many threads the service may keep busy: by affinity and cgroup quota, not by the host."""
+"""Counts the CPUs that this process may use: its affinity and cgroup quota, not the host's CPUs."""
 
 import math
 import os
@@ -11,9 +11,9 @@ _QUOTA_FILES = {2: ("cpu.max",), 1: ("cpu.cfs_quota_us", "cpu.cfs_period_us")}
 
 
 def cpu_quota(root: Path = CGROUP_ROOT, proc: Path = PROC) -> float:
-    """Return the CPUs that the cgroups of this process grant; infinity without a quota.
+    """Return the CPUs that this process's cgroups grant; infinity without a quota.
 
-    The lowest quota counts, of this process's own cgroup and of those above it.
+    The lowest quota counts, of the process's cgroup and its ancestors.
     """
     quotas = [math.inf]
     for version, folders in cgroup_folders("cpu", root, proc).items():
@@ -37,7 +37,7 @@ def allowed_cpus() -> set[int]:
 def cores(cpus: set[int], system: Path = _SYSTEM) -> int:
     """Count the cores of these CPUs: two hyperthreads compute hardly faster than one.
 
-    Each CPU counts as a core if the system does not say.
+    Each CPU counts as a core if the system does not describe cores.
     """
     siblings = set()
     for cpu in cpus:
@@ -55,7 +55,7 @@ def available_cpus() -> float:
 
 
 def compute_threads(setting: int) -> int:
-    """Return the number of threads that compute: the setting, or where it is 0, one per core."""
+    """Return the number of compute threads: the setting, or one per core if it is 0."""
     return setting or available_threads()
 
 
@@ -66,13 +66,13 @@ def available_threads(
     cpus: set[int] | None = None,
     system: Path = _SYSTEM,
 ) -> int:
-    """Return the number of threads to start: one for each core, at least 1.
+    """Return the number of threads to start: one per core, at least 1.
 
     Args:
         root: mount of the cgroups.
         proc: mount of procfs.
-        cpus: CPUs that the process may run on; None: as its affinity says.
-        system: folder with a description of each CPU.
+        cpus: CPUs that the process may run on; None: those of its affinity.
+        system: folder of sysfs that describes each CPU.
     """
     allowed = allowed_cpus() if cpus is None else cpus
     return max(1, math.floor(min(cores(allowed, system), cpu_quota(root, proc))))

@@ -1,6 +1,7 @@
-"""Installs a seccomp filter for this process and all that it starts. Only the standard library.
+"""Installs a seccomp filter for this process and all that it starts.
 
-The numbers are from <linux/filter.h>, <linux/seccomp.h>, <linux/audit.h> and <linux/prctl.h>.
+It needs only the standard library, so that confined processes stay small. The numbers are from
+<linux/filter.h>, <linux/seccomp.h>, <linux/audit.h> and <linux/prctl.h>.
 """
 
 import ctypes
@@ -8,7 +9,7 @@ import os
 import struct
 from collections.abc import Sequence
 
-Instruction = tuple[int, int, int, int]  # BPF: code, jump if true, jump if not, operand
+Instruction = tuple[int, int, int, int]  # BPF: code, jump if true, jump if false, operand
 
 LOAD, EQUAL, ANY_BIT, RETURN = 0x20, 0x15, 0x45, 0x06
 ALLOW, ERROR, KILL = 0x7FFF0000, 0x00050000, 0x80000000  # ERROR | errno: the call fails with that
@@ -24,7 +25,7 @@ class _Program(ctypes.Structure):
 
 
 def install(program: Sequence[Instruction]) -> str:
-    """Install a filter; return why not if the kernel refuses it, and an empty text if it is in."""
+    """Install a filter; return an empty text, or why the kernel refuses the filter."""
     packed = b"".join(struct.pack("HBBI", *instruction) for instruction in program)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(

@@ -1,7 +1,7 @@
-"""Memory figures on systems without procfs, such as macOS.
+"""Reads memory figures on systems without procfs, such as macOS.
 
-A call of the system's library returns the memory of the process. If this call is missing, the peak
-memory of the process is used: too much, but never too little.
+A call of the system's library returns the process's memory. Without that call, the process's peak
+memory stands in: it may be too much, but never too little.
 """
 
 import ctypes
@@ -36,10 +36,10 @@ def total_memory() -> int:
 
 
 def own_memory(library: ctypes.CDLL | None = None) -> tuple[int, int]:
-    """Return the bytes that this process holds: anonymous, and backed by files.
+    """Return this process's bytes of anonymous and of file-backed memory.
 
     Args:
-        library: the system's library, which may have `proc_pid_rusage`.
+        library: the system's library, with or without `proc_pid_rusage`; None: this system's.
     """
     read = getattr(library or ctypes.CDLL(None), "proc_pid_rusage", None)
     usage = _Usage()

@@ -1,8 +1,8 @@
-"""Runs strangers' programs in a separate process, and ends it when one takes too long.
+"""Runs untrusted programs in a separate process, and ends it when one takes too long.
 
-Chat templates and grammars are such programs. `confined_worker` says what the process has no access
-to. This module starts it, gives it one program at a time, and measures. A program that exceeds a
-limit ends the process, and a new one takes over.
+Chat templates and grammars are such programs. `confined_worker` says what the process cannot reach.
+This module starts it, gives it one program at a time, and measures the time. When a program exceeds
+a limit, a new process replaces the old one.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 
 _MAX_BYTES = 16 << 20  # of an answer; a request has at most 1 MiB, and programs add little to it
 _START_SECONDS = 60.0  # it takes 0.05; more where the machine swaps
-_USED_UP_SECONDS = 60.0  # of work: a new process takes over before the system's limit
+_USED_UP_SECONDS = 60.0  # of work, after which a new process takes over, before the system's limit
 _END_SECONDS = 0.5  # from the end of its socket to the end of the process
 _MIN_WAIT_SECONDS = 0.001
-_PIECE_BYTES = 1 << 20  # of an answer, at once
-# -I ignores PYTHONPATH, which may be where this package is.
+_PIECE_BYTES = 1 << 20  # of an answer, received at once
+# -I ignores PYTHONPATH, which may be what leads to this package.
 _ROOT = str(Path(__file__).parents[2])
 _PROGRAM = """\
 import sys
@@ -46,11 +46,11 @@ import_module(worker).main(int(parent))
 _KEPT = ("TZ", "LD_LIBRARY_PATH")  # of the environment
 
 
-class ProgramRefusal(Exception):  # noqa: N818 - the program's doing
+class ProgramRefusal(Exception):  # noqa: N818 - the program's fault
     """The program is wrong, raises an error or fails; the message says why."""
 
 
-class ProgramLimitExceeded(Exception):  # noqa: N818 - the program's doing
+class ProgramLimitExceeded(Exception):  # noqa: N818 - the program's fault
     """The program took too much time or memory, wrote too much or ended its process."""
 
 
@@ -59,19 +59,20 @@ class ProgramProcessError(Exception):
 
 
 class _Ended(Exception):  # noqa: N818 - internal
-    """The process ended, or sent something that it never sends."""
+    """The process ended, or sent something that it should never send."""
 
 
 class ConfinedProcess:
-    """Runs strangers' programs, one after the other. Thread-safe.
+    """Runs untrusted programs, one after the other. Thread-safe.
 
     Attributes:
-        worker: the module whose `main` the process is.
-        what: names the programs, for messages.
-        seconds: processor time of one program. Where other threads have the cores, as much time of
-            the clock would end honest ones.
-        clock_seconds: the same by the clock, for a process that waits instead of computing.
-        ended: how many processes were ended by a limit (`limit`) and by anything else (`crash`).
+        worker: the module whose `main` the process runs.
+        what: what messages call the programs.
+        seconds: processor time allowed per program. A limit on wall-clock time would end honest
+            programs while other threads use the cores.
+        clock_seconds: wall-clock time allowed per program, for a process that waits instead of
+            computing.
+        ended: number of processes that a limit (`limit`) or anything else (`crash`) has ended.
     """
 
     worker: str
@@ -90,20 +91,20 @@ class ConfinedProcess:
         self.ended = {"limit": 0, "crash": 0}
 
     def start(self) -> None:
-        """Start the process, if there is none; do not wait for it.
+        """Start the process if there is none, without waiting for it.
 
-        It gets the priority of the first thread that calls this.
+        The process gets the priority of the first thread that calls this.
         """
         with self._lock:
             self._current()
 
     def run(self, request: Mapping[str, Any]) -> str:
-        """Return the answer of the process.
+        """Send a request to the process; return its answer.
 
         Raises:
             ProgramRefusal: the program is wrong, or raises an error.
-            ProgramLimitExceeded: the program takes too much.
-            ProgramProcessError: there is no process to run it; another try may find one.
+            ProgramLimitExceeded: the program takes too much time or memory.
+            ProgramProcessError: no process could run it; a second try may succeed.
         """
         try:
             message = json.dumps(request).encode()
@@ -130,7 +131,7 @@ class ConfinedProcess:
         return text
 
     def stop(self) -> None:
-        """End the program that runs, if one does: nobody waits for it any more."""
+        """End the program that is running, if any: nobody waits for it any more."""
         with self._stopping:
             if self._busy is not None:
                 self._busy.kill()
@@ -140,15 +141,15 @@ class ConfinedProcess:
         with self._lock:
             child, self._child = self._child, None
         if child is not None:
-            child.cancel()  # if it has not begun to start
-        self._starter.shutdown()  # after it has waited for those that were ended
+            child.cancel()  # if its start has not begun
+        self._starter.shutdown()  # after it has waited for the replaced processes to end
         if child is not None and not child.cancelled() and child.exception() is None:
             child.result().close()
 
     # -- the process; all of this holds the lock ---------------------------------------------------
 
     def _current(self) -> Future[_Child]:
-        """Return the process that is there or will be."""
+        """Return the current process, which may still be starting."""
         old = self._child
         if old is not None and old.done() and (old.exception() or not old.result().alive):
             if old.exception() is None:  # it ended while it had nothing to do
@@ -182,13 +183,13 @@ class ConfinedProcess:
 
 
 class _Child:
-    """One process. What it sends may be a stranger's doing.
+    """One process. An untrusted program may decide what it sends.
 
     Attributes:
-        seconds: time of all programs so far, by the clock.
+        seconds: wall-clock time of all programs so far.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the process cannot be started.
     """
 
     def __init__(self, worker: str, what: str) -> None:
@@ -219,20 +220,25 @@ class _Child:
             kind, reason = b"", ""
         if kind != READY:
             self.close()
-            raise OSError("it does not start: see its messages on standard error")
+            raise OSError("it did not start: see its messages on standard error")
         if reason:
             _warn_unfiltered(what, reason)
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended by itself."""
+        """Whether the process is running."""
         return self._process.poll() is None
 
     def exchange(self, message: bytes, seconds: float, clock: float) -> tuple[bytes, str]:
         """Send a request; return the answer's kind and text.
 
+        Args:
+            message: the request.
+            seconds: processor time allowed.
+            clock: wall-clock time allowed, in seconds.
+
         Raises:
-            ProgramLimitExceeded: the program takes too much.
+            ProgramLimitExceeded: the program takes too much time or memory.
             _Ended: the process has ended.
         """
         self._clock = _Clock(clock, seconds, self._process.pid)
@@ -282,7 +288,7 @@ class _Child:
         return bytes(data)
 
     def status(self) -> int | None:
-        """Return how the process ended: its exit status, or a signal as a negative number."""
+        """Return the exit status, or the signal that ended the process as a negative number."""
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(_END_SECONDS)
         return None
@@ -299,28 +305,28 @@ class _Child:
 
 
 class _Clock:
-    """Measures one program: by the clock, and the processor time of the process if there is one.
+    """Limits one program's wall-clock time, and its process's processor time if there is one.
 
-    Only Linux tells another process's time; elsewhere the clock's counts in its place.
+    Only Linux shows another process's processor time; elsewhere wall-clock time counts instead.
     """
 
     def __init__(self, seconds: float, computing: float, process: int | None = None) -> None:
         self._start = time.monotonic()
         self._seconds, self._computing = seconds, computing
         self._too_slow = f"it takes longer than {computing:g} s"
-        # As clock_getcpuclockid(3) makes it: the time of a whole process.
+        # The id that clock_getcpuclockid(3) makes: that clock counts all the process's threads.
         self._process_clock = None if process is None else (~process << 3) | 2
         self._used_before = self._used()
 
     def passed(self) -> float:
-        """Return the seconds since the start, by the clock."""
+        """Return the wall-clock seconds since the start."""
         return time.monotonic() - self._start
 
     def left(self) -> float:
-        """Return for how long to wait before asking again.
+        """Return how many seconds to wait before asking again.
 
         Raises:
-            ProgramLimitExceeded: the time is over.
+            ProgramLimitExceeded: the time is up.
         """
         left = self._seconds - self.passed()
         if self._process_clock is not None:
@@ -338,7 +344,7 @@ class _Clock:
 
 @cache
 def _warn_unfiltered(what: str, reason: str) -> None:
-    """Log once why system calls are not filtered; the other limits hold all the same."""
+    """Log once why system calls are not filtered; the other limits still hold."""
     log.warning(
         "%s can reach files and the network if they break out of their sandbox",
         what,

@@ -1,8 +1,8 @@
-"""What the processes that work on strangers' programs have in common: see `confined_process`.
+"""The part that all processes for untrusted programs share: see `confined_process`.
 
-Such a process has nothing to give away: no environment, no files but its two pipes, and limits that
-the system holds. Once all imports are done, a seccomp filter leaves it the system calls that memory
-and these pipes need.
+Such a process has no secrets, no files but its two pipes, and limits that the system enforces. Once
+all imports are done, a seccomp filter allows only the system calls that memory and these pipes
+need.
 
 A request is a length (8 bytes, big-endian) and JSON. An answer is a kind (one byte), a length and
 UTF-8.
@@ -26,8 +26,8 @@ HEADER = struct.Struct(">cQ")  # kind and length of an answer
 LENGTH = struct.Struct(">Q")
 READY, TEXT, REFUSED, EXCEEDED = b"R", b"T", b"E", b"L"
 
-_CPU_SECONDS = 90  # in all: `confined_process` replaces the process before
-_OOM_SCORE = "1000"  # where memory runs out, the kernel ends this process first
+_CPU_SECONDS = 90  # in total; `confined_process` replaces the process earlier
+_OOM_SCORE = "1000"  # when memory runs out, the kernel ends this process first
 _CODECS = (  # for `encode`, and for `\N{...}` in a template's texts
     *("ascii", "latin-1", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "cp1252"),
     *("idna", "punycode", "unicode-escape", "raw-unicode-escape"),
@@ -40,8 +40,8 @@ _PR_SET_PDEATHSIG = 1
 _PROT_EXEC = 4
 _BITS = 64
 
-# For each processor, the numbers of its calls. The kinds of memory are allowed without PROT_EXEC:
-# no code can be brought in as data.
+# For each processor, the numbers of its system calls. Memory can be mapped only without PROT_EXEC,
+# so that no data becomes code.
 _FREE = (
     *("brk", "munmap", "mremap", "madvise", "futex", "clock_gettime", "gettimeofday"),
     *("getrandom", "rt_sigreturn", "restart_syscall", "exit", "exit_group"),
@@ -65,11 +65,11 @@ _CALLS: dict[str, dict[str, int]] = {
 def filter_program(machine: str) -> list[seccomp.Instruction]:
     """Return the seccomp filter for a processor.
 
-    Allowed are reading from descriptor 0, writing to descriptor 1, memory that is not executable,
-    the clock, and the end. All other calls fail with EPERM.
+    It allows reading from descriptor 0, writing to descriptor 1, memory that is not executable,
+    the clock, and exiting. All other calls fail with EPERM.
 
     Raises:
-        KeyError: the numbers of this processor's calls are not known.
+        KeyError: the numbers of this processor's calls are unknown.
     """
     arch, numbers = seccomp.ARCHITECTURES[machine], _CALLS[machine]
     program = [
@@ -99,11 +99,11 @@ def filter_program(machine: str) -> list[seccomp.Instruction]:
     return [*program, (seccomp.RETURN, 0, 0, _DENY)]
 
 
-def _close_system_calls() -> str:
-    """Install the filter; return why not if the system has none for us."""
+def _filter_system_calls() -> str:
+    """Install the filter; return an empty text, or why there is none."""
     if sys.platform != "linux":
         return f"{sys.platform} has no seccomp"
-    bits = 8 * struct.calcsize("P")  # a 32-bit Python has other calls than the kernel's machine
+    bits = 8 * struct.calcsize("P")  # a 32-bit Python uses other numbers than a 64-bit kernel's
     try:
         program = filter_program(os.uname().machine if bits == _BITS else f"{bits}-bit programs")
     except KeyError as error:
@@ -112,12 +112,12 @@ def _close_system_calls() -> str:
 
 
 def confine(parent: int, memory_bytes: int, stack_bytes: int | None = None) -> str:
-    """Give up everything that the work does not need. There is no way back.
+    """Give up everything that the work does not need. This cannot be undone.
 
     Args:
-        parent: the process that this one must not outlive.
-        memory_bytes: address space that it may use beyond the idle process's.
-        stack_bytes: of this thread; None: the system's limit.
+        parent: number of the process that this one must not outlive.
+        memory_bytes: address space that it may use in addition to the idle process's.
+        stack_bytes: size of this thread's stack; None: the system's limit.
 
     Returns:
         Why system calls are not filtered; empty if they are.
@@ -146,7 +146,7 @@ def confine(parent: int, memory_bytes: int, stack_bytes: int | None = None) -> s
             with suppress(OSError, ValueError):  # macOS refuses some
                 resource.setrlimit(limit, (most, most))
     os.close(2)
-    return _close_system_calls()
+    return _filter_system_calls()
 
 
 def _addresses() -> int:
@@ -154,7 +154,7 @@ def _addresses() -> int:
     try:
         with open("/proc/self/statm", encoding="utf-8") as file:
             return int(file.read().split()[0]) * resource.getpagesize()
-    except OSError:  # macOS; it does not hold this limit either
+    except OSError:  # macOS, which does not enforce this limit either
         return 0
 
 
@@ -162,11 +162,11 @@ def _addresses() -> int:
 
 
 def serve(reply: Callable[[bytes], tuple[bytes, bytes]], unfiltered: str = "") -> None:
-    """Answer requests until there are no more.
+    """Answer requests until the parent closes the pipe.
 
     Args:
-        reply: carries out a request.
-        unfiltered: why system calls are not filtered, for the first answer.
+        reply: carries out a request; returns the answer's kind and text.
+        unfiltered: why system calls are not filtered; the first message says so.
     """
     _write(READY, unfiltered.encode())
     while size := _read(LENGTH.size):

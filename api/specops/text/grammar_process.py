@@ -1,4 +1,4 @@
-"""Has grammars written and tried in a separate process, by `grammar_worker`."""
+"""Writes and tries grammars in a separate process, which runs `grammar_worker`."""
 
 import atexit
 import json
@@ -13,13 +13,13 @@ from specops.text.grammar_source import MEMORY_BYTES, STACK_BYTES, GrammarError,
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A grammar in the library's form that was compiled within the limits.
+    """A grammar in the library's form, compiled within the limits.
 
     Attributes:
         text: the grammar.
         ignored: keywords that answers need not follow.
         effort: how it was written.
-        bytes: memory of the compiled grammar, about.
+        bytes: approximate memory of the compiled grammar.
     """
 
     text: str
@@ -41,13 +41,13 @@ class GrammarProcess(ConfinedProcess):
 
         Args:
             grammar: the client's.
-            effort: the first way to write it that is tried.
+            effort: the first way of writing it to try.
             marks: the tokens that a grammar may name, by their texts.
-            size: number of tokens.
+            size: number of tokens in the model's vocabulary.
 
         Raises:
-            GrammarError: it is wrong, or takes more than a limit.
-            ProgramProcessError: there is no process to try it; another one may be there soon.
+            GrammarError: it is wrong, or exceeds a limit.
+            ProgramProcessError: no process could try it; a second try may succeed.
         """
         asked = {"grammar": asdict(grammar), "effort": effort, "marks": dict(marks), "size": size}
         try:
@@ -66,5 +66,5 @@ class GrammarProcess(ConfinedProcess):
 
 
 SHARED = GrammarProcess()
-"""The process of this program's grammars."""
+"""This program's process for grammars."""
 atexit.register(SHARED.close)

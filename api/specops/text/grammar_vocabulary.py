@@ -1,8 +1,8 @@
-"""A model's tokens as the grammar library takes them: made once, for all grammars of the model.
+"""A model's tokens in the grammar library's form, made once for all of the model's grammars.
 
 The library could read `tokenizer.json` itself. But then it keeps a second tokenizer, and each
-token's bytes twice: 231 MB for the 262,144 tokens of Gemma 3, and 360 while it reads them.
-So it gets the bytes of the tokens, and calls our tokenizer to split a text: 89 MB, at most 119.
+token's bytes twice: 231 MB for the 262,144 tokens of Gemma 3, and 360 MB while it reads them.
+So it gets the tokens' bytes, and calls our tokenizer to split text: 89 MB, and 119 MB at its peak.
 """
 
 import threading
@@ -15,23 +15,23 @@ from specops.text.tokenizer import Tokenizer
 # For each of these sets of tokens the library keeps a mask, and a tree of the tokens outside it.
 # The set of spaces is left out: it takes a sixth of the memory, and our JSON has no free spaces.
 _SLICES = LLTokenizer.general_slices()[1:]
-_TOKEN_BYTES = 340  # 339 were measured for Gemma 3, 300 for SmolLM2
-# The process that tries grammars has a token for each byte, and the others' places.
+_TOKEN_BYTES = 340  # measured: 339 for Gemma 3, 300 for SmolLM2
+# The process that tries grammars has a token for each byte, and empty places for all others.
 _TRIAL_BYTES, _TRIAL_TOKEN_BYTES = 20 << 20, 44
 
 
 def vocabulary_bytes(tokens: int) -> int:
-    """Bytes that the library's form of a vocabulary takes; while it is made, a third more."""
+    """Return the bytes of a vocabulary in the library's form; making it takes a third more."""
     return tokens * _TOKEN_BYTES
 
 
 def grammar_bytes(tokens: int) -> int:
-    """Bytes that grammars over a vocabulary need, without the grammars themselves."""
+    """Return the bytes that grammars over a vocabulary need, the grammars themselves excluded."""
     return vocabulary_bytes(tokens) + _TRIAL_BYTES + tokens * _TRIAL_TOKEN_BYTES
 
 
-class UnsupportedTokenizer(ValueError):  # noqa: N818 - named as what it says
-    """There are no grammars for the model; the message says why."""
+class UnsupportedTokenizer(ValueError):  # noqa: N818 - the name says enough
+    """The model's tokenizer does not support grammars; the message says why."""
 
 
 class GrammarVocabulary:
@@ -43,8 +43,8 @@ class GrammarVocabulary:
         end_tokens: tokens that end a text.
 
     Attributes:
-        size: number of tokens in a mask: the model's logits, or more once the form is made.
-        refused: why there are no grammars; None if there are.
+        size: number of tokens in a mask: as many as logits, perhaps more once the form is made.
+        refused: why the model has no grammars; None if it has them or none was used yet.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_tokens: frozenset[int]) -> None:
@@ -56,10 +56,10 @@ class GrammarVocabulary:
         self._making = threading.Lock()
 
     def get(self) -> LLTokenizer:
-        """Return the library's form, made at the first call.
+        """Return the library's form; the first call makes it.
 
-        For most of the time that this takes the interpreter runs nothing else: 0.1 s for 49,152
-        tokens, a second for 262,144.
+        Making it takes 0.1 s for 49,152 tokens and 1 s for 262,144, most of it with Python's global
+        lock held.
 
         Raises:
             UnsupportedTokenizer: the library cannot read the tokenizer.
@@ -68,7 +68,7 @@ class GrammarVocabulary:
             if self._made is None and self.refused is None:
                 try:
                     self._made = self._make()
-                except BaseException as error:  # a panic of the library, whose class has no name
+                except BaseException as error:  # the library's panics: their class has no name
                     self.refused = f"this model's tokenizer does not support grammars: {error}"
         if self._made is None:
             raise UnsupportedTokenizer(self.refused)

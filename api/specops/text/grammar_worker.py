@@ -1,16 +1,17 @@
 """The process that writes grammars in the grammar library's form, and tries them.
 
-A grammar is a stranger's program: a short one can make the library recurse or grow without end,
-which nothing but the system stops. So each is compiled here first, with a vocabulary of single
-bytes, and only what holds the limits is compiled again for the model's vocabulary, in the service:
-the same recursion on a larger stack, the same growth, and nothing left to rewrite.
+A grammar is an untrusted program: a short one can make the library recurse or allocate without
+end, and only the operating system can stop that. So each grammar is compiled here first, with a
+vocabulary of single bytes. Only a grammar that stays within the limits is compiled again in the
+service, for the model's vocabulary. That takes the same memory and recursion, on a larger stack,
+and rewrites nothing.
 
 A request is:
 
     {"grammar": ..., "effort": 0, "marks": {"<|im_end|>": 2, ...}, "size": 49152}
 
-`effort` is the first way to write it that is tried. The answer is JSON, too: `text`, `ignored`,
-`effort` and `bytes`, or as a refusal `message` and `in_tools`.
+`effort` is the first way of writing the grammar to try. The answer is JSON, too: `text`, `ignored`,
+`effort` and `bytes`; in a refusal `message` and `in_tools`.
 """
 
 import ctypes
@@ -40,16 +41,16 @@ from specops.text.grammar_source import (
 from specops.text.schemas.trial import forget
 
 MAX_BYTES = 32 << 20
-"""Most memory of one compiled grammar."""
+"""Maximum memory of one compiled grammar."""
 MAX_CERTAIN = 1 << 14
-"""Longest text, in bytes, that answers may have to begin with."""
+"""Maximum length in bytes of the text that a grammar forces every answer to begin with."""
 _BYTES = 256
 _ERROR_CHARACTERS = 1000  # the library shows the grammar's lines
 
 
 @lru_cache(maxsize=1)
 def _vocabulary(marks: tuple[tuple[str, int], ...], size: int) -> LLTokenizer:
-    """A vocabulary with a token for each byte, and the model's marks where they are."""
+    """Return a vocabulary with a token for each byte, and the model's marks at their numbers."""
     taken = {token: SPECIAL + mark.encode() for mark, token in marks}
     free = (token for token in itertools.count() if token not in taken)
     *letters, end = itertools.islice(free, _BYTES + 1)
@@ -60,13 +61,13 @@ def _vocabulary(marks: tuple[tuple[str, int], ...], size: int) -> LLTokenizer:
 
 
 def answer(request: bytes) -> tuple[bytes, bytes]:
-    """Carry out a request; return the kind and the text of the answer."""
+    """Carry out a request; return the answer's kind and text."""
     try:
         try:
             asked = json.loads(request)
-            forget()  # what one client's grammar took would tell another client of it
+            forget()  # else the time it takes could tell a client of another client's schemas
             vocabulary = _vocabulary(tuple(asked["marks"].items()), asked["size"])
-            tried = _first_good(grammar_of(asked["grammar"]), asked["effort"], vocabulary)
+            tried = _first_accepted(grammar_of(asked["grammar"]), asked["effort"], vocabulary)
             return TEXT, json.dumps(tried).encode()
         except MemoryError:
             raise
@@ -77,18 +78,18 @@ def answer(request: bytes) -> tuple[bytes, bytes]:
         return EXCEEDED, b""
 
 
-def _first_good(grammar: Grammar, first: int, vocabulary: LLTokenizer) -> dict[str, Any]:
-    """Return the best source of a grammar that the library takes.
+def _first_accepted(grammar: Grammar, first: int, vocabulary: LLTokenizer) -> dict[str, Any]:
+    """Return the best source of a grammar that the library accepts.
 
     Raises:
-        GrammarError: there is none; the message is of the best one.
+        GrammarError: it accepts none; the message says why not the best one.
     """
     reason: GrammarError | None = None
-    failed = ""  # what was tried before, in the service
+    previous = ""
     for effort in efforts(grammar):
         try:
             source = write(grammar, effort)
-            again, failed = source.text == failed, source.text
+            again, previous = source.text == previous, source.text
             if again or effort < first:
                 continue
             return {
@@ -103,7 +104,7 @@ def _first_good(grammar: Grammar, first: int, vocabulary: LLTokenizer) -> dict[s
 
 
 def _try(grammar: Grammar, source: Source, vocabulary: LLTokenizer) -> int:
-    """Compile a source; returns the bytes that this takes."""
+    """Compile a source; return the bytes that it takes."""
     before = _allocated()
     matcher = LLMatcher(vocabulary, source.text, log_level=0, limits=LIMITS)
     try:
@@ -114,7 +115,7 @@ def _try(grammar: Grammar, source: Source, vocabulary: LLTokenizer) -> int:
     except GrammarError as error:
         raise explained(str(error), grammar, source) from None
     if certain > MAX_CERTAIN:
-        raise GrammarError(f"answers begin with more than {MAX_CERTAIN} bytes that are certain")
+        raise GrammarError(f"all answers begin with the same text of more than {MAX_CERTAIN} bytes")
     if (taken := _allocated() - before) > MAX_BYTES:
         raise GrammarError(f"it takes more than {MAX_BYTES >> 20} MiB of memory")
     return taken
@@ -137,7 +138,7 @@ _info = _mallinfo2()  # None: not glibc
 
 
 def _allocated() -> int:
-    """Return the bytes that the process has allocated; 0 where that is not known."""
+    """Return the bytes that the process has allocated; 0 if unknown."""
     if _info is None:
         return 0
     figures = _info().figures
@@ -145,5 +146,5 @@ def _allocated() -> int:
 
 
 def main(parent: int) -> None:
-    """Be the process of grammars for a parent, until that closes the socket."""
+    """Run as a parent's process for grammars, until the parent closes the socket."""
     serve(answer, confine(parent, MEMORY_BYTES, STACK_BYTES))

@@ -1,7 +1,7 @@
-"""Follows an answer's reasoning: stop strings count only after it, and a budget ends it.
+"""Tracks an answer's reasoning: stop strings count only after it, and a budget ends it.
 
-A model that thinks does so before it answers, between two marks. `tools.reader` splits a whole
-answer for a client; this tells the engine, token by token, where the answer proper begins.
+Models reason before they answer, between two marks. `tools.reader` splits a whole answer for a
+client; this module tells the engine, token by token, where the final answer begins.
 """
 
 from collections.abc import Sequence
@@ -12,28 +12,28 @@ from specops.text.tokenizer import Tokenizer
 
 
 class Reasoning:
-    """Where the text of an answer is: before, within or after its reasoning.
+    """Tracks whether an answer's text is before, within or after its reasoning.
 
     Attributes:
-        within: the text so far ends within the reasoning.
-        over: the answer proper has begun; nothing more is read.
+        within: whether the text so far ends within the reasoning.
+        over: whether the final answer has begun; read nothing more.
     """
 
     def __init__(self, marks: ReasoningMarks) -> None:
         self._opening, self._closing = marks.opening.strip(), marks.closing
         self.within, self.over = marks.starts_in_reasoning, False
         self._closed = False
-        self._text = ""  # the last of it, which may be the beginning of a mark
+        self._text = ""  # its last characters, which may start a mark
 
     @property
     def undecided(self) -> bool:
-        """Whether the text so far may be the beginning of reasoning or of the answer proper."""
+        """Whether the text so far may start the reasoning or the final answer."""
         return not (self.within or self._closed or self.over)
 
     def read(self, text: str) -> int:
-        """Read more text; return how many of its last characters are of the answer proper.
+        """Read more text; return how many of the last characters belong to the final answer.
 
-        Without reasoning: all characters so far. White space after it is not part of the answer.
+        Without reasoning, all characters so far do. White space after the reasoning does not.
         """
         self._text += text
         if self.undecided:
@@ -55,13 +55,13 @@ class Reasoning:
 
 
 class ReasoningBudget:
-    """Says which tokens must come, so that reasoning ends when its tokens are spent."""
+    """Forces the closing mark once the reasoning has used up its tokens."""
 
     def __init__(self, marks: ReasoningMarks, tokenizer: Tokenizer) -> None:
         self._reasoning = Reasoning(marks)
         self._unshown, self._decode = dict(marks.unshown), tokenizer.decode
         self._closing, self._left = marks.closing_tokens, marks.most or 0
-        self._written = 0  # tokens of the closing mark, since they are spent
+        self._written = 0  # tokens of the closing mark so far
 
     def push(self, token: int) -> None:
         """Append a token to the answer."""
@@ -79,11 +79,12 @@ class ReasoningBudget:
         return self._closing[self._written % len(self._closing)]
 
     def due(self, tokens: Sequence[int], positions: int) -> list[int | None]:
-        """Return the tokens that must come in the last positions, each None where any may.
+        """Return the token that each of the last positions must have; None where any may follow.
 
         Args:
-            tokens: may follow the answer; they are not appended to it. The last position is after
-                all of them, the others before the last ones.
+            tokens: draft tokens after the answer; they are not appended to it. The last position
+                comes after all of them, the one before it before the last of them, and so on.
+            positions: number of positions, at most one more than draft tokens.
         """
         if self._reasoning.over or self._left > len(tokens):
             return [None] * positions

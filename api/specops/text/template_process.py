@@ -1,4 +1,4 @@
-"""Has chat templates rendered in a separate process, by `template_worker`."""
+"""Renders chat templates in a separate process, which runs `template_worker`."""
 
 import atexit
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ class TemplateProcess(ConfinedProcess):
     clock_seconds = 5.0
 
     def compile(self, source: str, names: Mapping[str, str]) -> None:
-        """Find out whether a template can be used.
+        """Check that a template can be used.
 
         Raises:
             ProgramRefusal, ProgramLimitExceeded, ProgramProcessError: see `render`.
@@ -27,18 +27,18 @@ class TemplateProcess(ConfinedProcess):
         """Return the prompt that a template writes.
 
         Args:
-            source: the template as Jinja.
-            names: texts that all its renderings know, such as `bos_token`.
+            source: the template, in Jinja.
+            names: variables of all its renderings, such as `bos_token`, with their texts.
             values: variables of this rendering, of JSON's types.
 
         Raises:
             ProgramRefusal: the template is not Jinja, or raises an error.
-            ProgramLimitExceeded: the template takes too much.
-            ProgramProcessError: there is no process to render it; another try may find one.
+            ProgramLimitExceeded: the template takes too much time or memory.
+            ProgramProcessError: no process could render it; a second try may succeed.
         """
         return self.run({"source": source, "names": dict(names), "values": dict(values)})
 
 
 SHARED = TemplateProcess()
-"""The process of this program's templates."""
+"""This program's process for templates."""
 atexit.register(SHARED.close)

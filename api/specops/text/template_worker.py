@@ -1,10 +1,10 @@
 """The process that renders chat templates.
 
-A template comes from strangers, with the model's weights. Jinja's sandbox keeps it away from
-Python's objects, but lets it loop for days or make values of any size, and a sandbox within an
-interpreter has had holes before. So templates run in a separate process, which `confined_worker`
-confines. `template_process` starts it, stops it when a rendering takes too long, and trusts
-nothing that comes back.
+Templates come from strangers, with a model's weights. Jinja's sandbox keeps them away from
+Python's objects, but lets them loop for days or build values of any size, and such sandboxes have
+had holes before. So templates run in a separate process, which `confined_worker` confines.
+`template_process` starts it, stops it when a rendering takes too long, and trusts nothing that it
+sends back.
 
 A request is:
 
@@ -14,7 +14,7 @@ Without values the template is only compiled.
 
 This module imports next to nothing of the package, so that the process stays small. Its imports
 include what Python and Jinja would otherwise load later, when no file can be opened any more. The
-serving process never imports it, nor Jinja.
+serving process imports neither this module nor Jinja.
 """
 
 import html
@@ -22,7 +22,7 @@ import json
 import pprint
 import textwrap
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -41,7 +41,7 @@ from specops.text.confined_worker import EXCEEDED, REFUSED, TEXT, confine, serve
 
 _MEMORY_BYTES = 128 << 20  # address space, in addition to the idle process's
 _ERROR_CHARACTERS = 2000
-_FEW = 16  # compiled templates that are kept; a model has two at most
+_MAX_COMPILED = 16  # templates; a model has two at most
 _LATE_IMPORTS = (html, jinja2.constants, jinja2.debug, pprint, textwrap, unicodedata)
 
 
@@ -102,10 +102,10 @@ def _now(form: str) -> str:
 
 
 def environment(names: Mapping[str, str]) -> ImmutableSandboxedEnvironment:
-    """Return what `apply_chat_template` of transformers compiles a template with.
+    """Return the environment in which transformers' `apply_chat_template` compiles templates.
 
     Args:
-        names: the text of `bos_token` and so on, by name.
+        names: variables of all templates, such as `bos_token`, with their texts.
     """
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True,
@@ -124,28 +124,28 @@ def environment(names: Mapping[str, str]) -> ImmutableSandboxedEnvironment:
     return made
 
 
-@lru_cache(maxsize=_FEW)
+@lru_cache(maxsize=_MAX_COMPILED)
 def _compiled(source: str, names: tuple[tuple[str, str], ...]) -> Template:
     return environment(dict(names)).from_string(source)
 
 
-def answer(request: bytes, compiled: Callable[..., Template] = _compiled) -> tuple[bytes, bytes]:
-    """Carry out a request; return the kind and the text of the answer."""
+def answer(request: bytes) -> tuple[bytes, bytes]:
+    """Carry out a request; return the answer's kind and text."""
     try:
         try:
             asked = json.loads(request)
-            template = compiled(asked["source"], tuple(asked["names"].items()))
+            template = _compiled(asked["source"], tuple(asked["names"].items()))
             values = asked["values"]
             text = "" if values is None else template.render(values)
             return TEXT, text.encode("utf-8", "surrogatepass")
         except MemoryError:
             raise
-        except Exception as error:  # templates fail in every way that Python does
+        except Exception as error:  # templates can fail in every way that Python can
             return REFUSED, str(error)[:_ERROR_CHARACTERS].encode("utf-8", "replace")
-    except MemoryError:  # of a message, too: `raise_exception` takes values of any size
+    except MemoryError:  # of an error's text, too: `raise_exception` accepts values of any size
         return EXCEEDED, b""
 
 
 def main(parent: int) -> None:
-    """Be the process of templates for a parent, until that closes the socket."""
+    """Run as a parent's process for templates, until the parent closes the socket."""
     serve(answer, confine(parent, _MEMORY_BYTES))

@@ -1,6 +1,6 @@
-"""Turns generated tokens into pieces of text for the client, up to where the text ends.
+"""Turns generated tokens into text for the client, and ends it at a stop string or dedent.
 
-Text that may be the beginning of its end is held back until further tokens decide.
+Text that may be the start of a stop string is held back until later tokens settle it.
 """
 
 import re
@@ -19,14 +19,14 @@ class TextStream:
         tokenizer: the model's tokenizer.
         prompt_tokens: the tokens of the prompt.
         stop: strings that end the text.
-        min_indent: the text ends before a line break that fewer spaces and tabs follow, an
-            empty line's included (`n_indent` of llama-server's `/infill`); 0: anywhere.
-        marks: of reasoning, in which stop strings are only text; None: there are none.
-        include_stop: the stop string is a part of the text.
+        min_indent: spaces and tabs that each line must start with, blank lines included; the text
+            ends before a line with fewer (`n_indent` of llama-server's `/infill`).
+        marks: the marks around reasoning, where stop strings do not count; None: no reasoning.
+        include_stop: whether the stop string is part of the text.
 
     Attributes:
-        stopped: the stop string that was found; after that, no token may be pushed.
-        dedented: such a line was found; after that, no token may be pushed.
+        stopped: the stop string that ended the text; push no token after that.
+        dedented: whether a line with too few spaces ended the text; push no token after that.
     """
 
     def __init__(
@@ -48,18 +48,18 @@ class TextStream:
         self._dedent: re.Pattern[str] | None = None
         if min_indent:
             self._dedent = re.compile(rf"\n[ \t]{{0,{min_indent - 1}}}(?P<text>[^ \t]|\Z)")
-        # First characters of anything that ends the text.
+        # The characters that an end of the text can start with.
         self._firsts = {end[0] for end in (*stop, "\n" if min_indent else "") if end}
         self.stopped: str | None = None
         self.dedented = False
 
     def push(self, token: int, origin: str, logprob: Logprob | None = None) -> list[TokenOutput]:
-        """Add a token; return the pieces that may be sent now.
+        """Add a token; return the pieces that can be sent now.
 
         Args:
-            token: its number.
-            origin: who proposed it: a drafter, the grammar or the target.
-            logprob: its probabilities; None: nobody asked.
+            token: the token's number.
+            origin: what proposed the token: a drafter, the grammar or the target.
+            logprob: its log-probabilities; None: not requested.
         """
         text = self._detokenizer.push(token)
         piece, reasoning = TokenOutput(token, text, origin, logprob), self._reasoning
@@ -75,7 +75,7 @@ class TextStream:
         return self._release()
 
     def flush(self) -> list[TokenOutput]:
-        """Return the pieces that are still held back; the request has ended."""
+        """Return the pieces still held back; the request has ended."""
         rest = self._detokenizer.flush()
         if self.stopped or self.dedented:
             return []
@@ -120,7 +120,7 @@ class TextStream:
         return pieces
 
     def _possible_stop(self, text: str) -> int:
-        """Return the length of the longest end of `text` that is the beginning of a stop string."""
+        """Return the length of the longest suffix of `text` that a stop string starts with."""
         for begin, letter in enumerate(text):
             if letter in self._firsts and any(stop.startswith(text[begin:]) for stop in self._stop):
                 return len(text) - begin
@@ -128,7 +128,7 @@ class TextStream:
 
 
 def _cut(pieces: list[TokenOutput], length: int) -> list[TokenOutput]:
-    """Cut the text of pieces after `length` characters; their tokens stay."""
+    """Cut the pieces' text after `length` characters, but keep all their tokens."""
     result = []
     for piece in pieces:
         result.append(piece._replace(text=piece.text[:length]))
