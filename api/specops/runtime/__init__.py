@@ -1,4 +1,4 @@
-"""Runs models: sessions, forward passes, the KV cache, sampling, the kernels, and what they cost.
+"""Runs models: sessions, forward passes, KV cache, sampling, kernels, and the cost of passes.
 
-This package moves tensors and knows slots, not requests. `specops.models` makes the graphs.
+This package moves tensors. It knows slots, not requests. `specops.models` builds the graphs.
 """

@@ -1,7 +1,7 @@
-"""What one forward pass computes: the tokens of several requests, span after span.
+"""The input of one forward pass: the tokens of several requests, one span per request.
 
-A span is the next tokens of one slot: a single token that decodes, a token with draft tokens after
-it, or a chunk of a prompt. A pass takes any mix of them.
+A span is the next tokens of one slot: a single token in plain decoding, a token followed by its
+draft tokens, or a chunk of a prompt. A pass takes any mix of them.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 
 class Span(NamedTuple):
-    """Adjacent tokens of one slot.
+    """Consecutive tokens of one slot.
 
     Attributes:
-        slot: number of the slot.
+        slot: the slot's number.
         start: position of the first token.
-        tokens: one or more.
-        num_logits: number of tokens that need logits; they are the last ones.
-        num_committed: number of the slot's tokens that no later pass takes back, in models with
-            recurrent states; None: all up to the span's end.
-        scored: False: those tokens need their last hidden states in the place of logits.
+        tokens: token ids, at least one.
+        num_logits: number of tokens that need logits; always the last ones of the span.
+        num_committed: in models with recurrent states, the number of the slot's tokens that can no
+            longer be rejected; None: all up to the span's end.
+        scored: False if these tokens need their last hidden states instead of logits.
     """
 
     slot: int
@@ -36,11 +36,11 @@ class Batch:
 
     Attributes:
         spans: one per slot.
-        tokens: token ids of all spans, one after the other.
-        logit_rows: indices into `tokens` of the tokens that need logits or their last hidden
-            states, in order.
-        attention_work: pairs of tokens that attention looks at, sum of n * (start + n / 2).
-        hidden: whether the last hidden states of `logit_rows` are needed.
+        tokens: token ids of all spans, concatenated.
+        logit_rows: indices into `tokens` of the tokens that need logits or last hidden states,
+            ascending.
+        attention_work: number of token pairs in attention, the sum of n * (start + n / 2).
+        hidden: whether the pass returns the last hidden states of `logit_rows`.
     """
 
     __slots__ = ("_slots", "attention_work", "hidden", "logit_rows", "spans", "tokens")
@@ -95,7 +95,7 @@ class Batch:
         self.spans.append(Span(slot, start, tokens, num_logits, num_committed, scored))
         self.tokens += tokens
         end = len(self.tokens)
-        if num_logits == 1:  # of a request that decodes: a range would take longer than the rest
+        if num_logits == 1:  # plain decoding: a range would take longer than all the rest here
             self.logit_rows.append(end - 1)
         else:
             self.logit_rows += range(end - num_logits, end)

@@ -1,9 +1,9 @@
-"""Measures the cost of a model's passes, and keeps the least time of each over all starts.
+"""Measures the cost of a model's passes, and keeps the minimum of each over all starts.
 
-Other work on the machine only adds time, and it may last longer than a start measures: it makes all
-passes several times as slow, or only those that outlast the system's time slices. So the first
-start's times are not the last word. Each later start times a few passes again, and begins where the
-one before ended. A time that contradicts the others is measured again at once.
+Other work on the machine only adds time, and may last longer than a start spends on measuring: it
+slows down all passes several times, or only those that outlast the system's time slices. So one
+start is not enough. Each later start times a few more passes, continuing where the previous start
+stopped. A time that contradicts the others is measured again at once.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ from specops.system.generations import outdated, remove, use
 
 log = logging.getLogger(__name__)
 
-FORMAT = 6  # raise it when the figures are measured differently
-_PAST = 64  # tokens before a measured pass's own
-_LONG_PAST = 1024  # tokens before the pass that measures attention
+FORMAT = 6  # increase it when the measurement changes
+_PAST = 64  # cached tokens before a measured pass
+_LONG_PAST = 1024  # cached tokens before the pass that measures attention
 _ATTENTION_TOKENS = 8  # tokens of that pass
-_SPANS = 8  # at most, of the pass that measures states
-_MIN_ROUNDS = 2  # of the first start; the first round also binds tensors and touches pages
+_SPANS = 8  # maximum number of spans in the pass that measures recurrent states
+_MIN_ROUNDS = 2  # at the first start; the first round also binds tensors and touches pages
 _MAX_ROUNDS = 60
-_ENOUGH_SECONDS = 0.5  # measuring ends then, but not before `_MIN_ROUNDS`
+_ENOUGH_SECONDS = 0.5  # then measuring ends, after at least `_MIN_ROUNDS`
 _CHECK_SHARE = 0.2  # of these seconds, at a later start
-# A pass is timed again if it took this multiple of what others suggest, until it takes as long
-# again: costs of widths step.
+# A pass that took this multiple of the time that the other passes imply is timed again, until the
+# time repeats: some costs really rise in steps.
 _DOUBTFUL = 1.1
-_TRIES = 2  # of each pass in a start
-# The kernels compute up to 10 rows at once, so costs step there; above they rise evenly.
+_TRIES = 2  # maximum number of times that a start repeats a doubtful pass
+# The kernels compute up to 10 rows at once, so costs rise in steps up to there, then evenly.
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32, 48, 64, 96)
-_MAX_ROWS = 64  # of logits: wider passes are prompts, which need one
+_MAX_ROWS = 64  # rows of logits: wider passes are prompts, which need one
 
 
 @dataclass
 class _Times:
-    """The least times so far, as the file keeps them.
+    """The minimum times so far, as stored in the file.
 
     Attributes:
         sizes: numbers of tokens in the measured passes, ascending from 1.
-        past: number of tokens before them.
-        far: number of tokens before the pass that measures attention.
-        spans: of one token each, of the pass that measures states; 1: the model has none.
-        seconds: of the pass for attention, then of those over `sizes` from the widest to the
-            narrowest, then of the first one again without tokens before its own, then of the pass
-            for states, if any.
-        turn: index of the pass that is timed next.
-        rows: of logits in a pass, at most; wider passes compute one.
+        past: number of cached tokens before these passes.
+        far: number of cached tokens before the pass that measures attention.
+        rows: maximum number of logit rows in a pass; wider passes compute one.
+        spans: number of spans, one token each, in the pass that measures recurrent states; 1 if the
+            model has none.
+        seconds: of the attention pass; of the passes over `sizes`, widest first; of the attention
+            pass again without cached tokens; and of the pass for states, if there is one.
+        turn: index of the pass to time next.
     """
 
     sizes: list[int]
@@ -70,21 +70,22 @@ class _Times:
 
 
 def calibrate(runner: ModelRunner, saved: Path | None, *, most_rows: int = _MAX_ROWS) -> CostModel:
-    """Measure the costs of a model's passes, beginning with the times of earlier starts.
+    """Measure the costs of a model's passes, on top of the times of earlier starts.
 
-    The first start takes half a second, or two passes of each width where they take longer; a later
-    one a tenth of a second. It uses slot 0, or for a model with states the first `_SPANS` slots,
-    which must be free, and frees them again.
+    The first start takes half a second, or as long as two passes of each width; a later one takes
+    a tenth of a second. The passes use slot 0, in a model with recurrent states the first `_SPANS`
+    slots. These must be free, and are free again afterwards.
 
     Args:
-        runner: of the model.
-        saved: file for the times; None: they are not kept.
-        most_rows: of logits in a pass: more would take memory that no later pass does.
+        runner: runs the model.
+        saved: file for the times; None: do not keep them.
+        most_rows: maximum number of logit rows in a pass: more would take memory that no later pass
+            needs.
     """
     times = _reserve(runner, min(_MAX_ROWS, most_rows))
     if saved is not None:
         _read(saved, times)
-    # Memory that was never written is one page of zeros, which reads faster than a cache.
+    # Pages that were never written all map to one page of zeros, which reads faster than a cache.
     for slot in range(times.spans):
         runner.cache.zero(slot)
     _measure(_passes(runner, times), times)
@@ -98,7 +99,7 @@ def calibrate(runner: ModelRunner, saved: Path | None, *, most_rows: int = _MAX_
 
 
 def _reserve(runner: ModelRunner, rows: int) -> _Times:
-    """Choose the passes, and give slot 0 the room that they need, and others as they share one."""
+    """Choose the passes, and reserve the positions that they need in slot 0 and in the others."""
     cache, widest = runner.cache, min(runner.max_tokens, runner.cache.context)
     past = max(0, min(_PAST, cache.context - widest))
     count = min(_ATTENTION_TOKENS, widest)
@@ -122,8 +123,8 @@ def _reserve(runner: ModelRunner, rows: int) -> _Times:
 
 
 def _passes(runner: ModelRunner, times: _Times) -> list[Callable[[], None]]:
-    # From the widest to the narrowest, as caches are in decoding: right after a far wider pass, a
-    # pass over one token takes as long as one over two (demo pair: 0.53 ms in place of 0.36).
+    # Widest first, so that the processor's caches are as in decoding: right after a far wider pass,
+    # a pass over one token takes as long as one over two (demo pair: 0.53 ms instead of 0.36).
     count = min(_ATTENTION_TOKENS, times.sizes[-1])
     sized = [
         partial(_run, runner, times.past, size, size if size <= times.rows else 1)
@@ -151,11 +152,11 @@ def _run_spans(runner: ModelRunner, spans: int) -> None:
 
 
 def _measure(passes: Sequence[Callable[[], None]], times: _Times) -> None:
-    """Time the passes in turn, then those again whose times cannot be right."""
+    """Time the passes in turn, then repeat those whose times contradict others."""
     count = len(passes)
 
     def measure(index: int) -> float:
-        """Time a pass; return its time as a multiple of the known one."""
+        """Time a pass; return its time relative to the minimum so far."""
         start = time.perf_counter()
         passes[index]()
         taken, least = time.perf_counter() - start, times.seconds[index]
@@ -167,7 +168,7 @@ def _measure(passes: Sequence[Callable[[], None]], times: _Times) -> None:
         least, enough = _MIN_ROUNDS * count, _ENOUGH_SECONDS
         times.seconds = [inf] * count
     began = time.perf_counter()
-    # No other time shows whether the times of attention and of states can be right.
+    # No other pass can contradict the times of attention and of states.
     for index in (0, *range(1 + len(times.sizes), count)):
         measure(index)
     for number in range(_MAX_ROUNDS * count):
@@ -183,12 +184,12 @@ def _measure(passes: Sequence[Callable[[], None]], times: _Times) -> None:
 
 
 def _doubtful(times: _Times) -> list[int]:
-    """Indices of passes that took longer than a wider one, or than several narrower ones that
-    compute as many tokens."""
+    """Indices of passes that took longer than a wider pass, or than several narrower passes with
+    as many tokens in all."""
     found = list(zip(reversed(times.sizes), times.seconds[1:], strict=False))
 
     def most(size: int) -> float:
-        # A pass that is wider than any with all rows of logits may take less than these.
+        # A pass too wide for all its rows of logits may be cheaper than a narrower one with all.
         others = [one for one in found if one[0] <= max(size, times.rows)]
         return min(-(-size // other) * seconds for other, seconds in others)
 
@@ -214,7 +215,7 @@ def _cost_model(times: _Times) -> CostModel:
 
 
 def _read(path: Path, times: _Times) -> None:
-    """Take over the times of earlier starts, if they are of the same passes."""
+    """Load the times of earlier starts, if they belong to the same passes."""
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
         same = "sizes", "past", "far", "rows", "spans"
@@ -234,7 +235,7 @@ def _read(path: Path, times: _Times) -> None:
 def _write(path: Path, times: _Times) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for leftover in path.parent.glob(f".{escape(path.name)}.*"):  # of a killed process
+        for leftover in path.parent.glob(f".{escape(path.name)}.*"):  # from a killed process
             leftover.unlink(missing_ok=True)
         with atomic_file(path) as draft:
             draft.write_text(json.dumps(asdict(times)), encoding="utf-8")

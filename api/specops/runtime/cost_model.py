@@ -1,4 +1,4 @@
-"""Predicts the cost of a forward pass on this machine, from its tokens and attention work.
+"""Predicts the cost of a forward pass on this machine from its tokens and its attention work.
 
 A pass waits for memory or for arithmetic, whichever takes longer (the roofline model, Williams et
 al. 2009, https://doi.org/10.1145/1498765.1498785):
@@ -7,10 +7,10 @@ al. 2009, https://doi.org/10.1145/1498765.1498785):
               + arithmetic * a * W + memory * s * (S - 1)
 
 T is the number of tokens in the pass. W is its attention work: the number of pairs of a token and
-a token that it looks at. S is the number of its spans. In models with recurrent states each span
+a token that it attends to. S is the number of its spans. In models with recurrent states, each span
 reads and writes its own state, and s is not 0. `calibration` measures a, s and one curve at the
-start: m is its beginning, for as long as arithmetic hides behind memory, and g the rest. `_split`
-tells them apart.
+start. m is the first part of that curve, where memory hides the arithmetic, and g is the rest.
+`_split` tells them apart.
 
 The machine's speed changes from minute to minute, and not evenly: its neighbours take a part of
 the memory's speed in one hour and of the cores' arithmetic in the next. TinyLlama's shape took
@@ -30,21 +30,21 @@ import numpy.typing as npt
 
 Seconds = npt.NDArray[np.float64]
 
-_RATE = 0.1  # the factors take over this share of a pass's error
-OUTLIER = 2.0  # a time that is off by a larger factor counts as off by this one: the pass waited
+_RATE = 0.1  # the factors absorb this share of a pass's error
+OUTLIER = 2.0  # larger errors are clipped to this factor: the pass was preempted
 _SHOWN_PAIRS = 1_000_000  # the table's unit for the cost of attention
-# Passes of this many tokens are taken to wait for arithmetic. `calibration` measures wider ones
+# Passes of this many tokens are assumed to wait for arithmetic. `calibration` measures wider ones
 # with fewer logits.
 _WIDE = range(16, 65)
 
 
 def mean_with(known: float, seconds: float, weight: float) -> float:
-    """Add a time to a running mean; a time above `OUTLIER` times the mean counts as that.
+    """Update a running mean; a time above `OUTLIER` times the mean is clipped to that.
 
     Args:
-        known: the mean so far; 0 before the first time, which becomes the mean.
+        known: the mean so far, in seconds; 0 before the first time, which becomes the mean.
         seconds: the new time.
-        weight: of the new time.
+        weight: weight of the new time, 0 to 1.
     """
     known = known or seconds
     return known + weight * (min(seconds, OUTLIER * known) - known)
@@ -52,23 +52,23 @@ def mean_with(known: float, seconds: float, weight: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PrefillSpeed:
-    """What long prompts take, as measured at the start.
+    """Cost of long prompts, as measured at the start.
 
     Attributes:
-        token_seconds: for each token.
-        pair_seconds: for each pair of a token and one that it looks at.
+        token_seconds: seconds per token.
+        pair_seconds: seconds per pair of a token and a token that it attends to.
     """
 
     token_seconds: float
     pair_seconds: float = 0.0
 
     def seconds(self, tokens: int, position: int = 0) -> float:
-        """Seconds for this many tokens of a prompt, from a position on."""
+        """Seconds for this many prompt tokens, starting at a position."""
         return tokens * (self.token_seconds + self.pair_seconds * (position + tokens / 2))
 
     def tokens(self, seconds: float, position: int) -> float:
-        """Tokens of a prompt, from a position on, that are read within a time; not rounded."""
-        # seconds = n * each + pair_seconds * n^2 / 2, as a token looks at all before it
+        """Number of prompt tokens, starting at a position, that fit into a time; not rounded."""
+        # seconds = n * each + pair_seconds * n^2 / 2, as a token attends to all before it
         each = self.token_seconds + self.pair_seconds * position
         return 2 * seconds / (each + sqrt(each * each + 2 * self.pair_seconds * seconds))
 
@@ -79,13 +79,16 @@ class CostModel:
     Args:
         sizes: numbers of tokens in the measured passes, ascending from 1.
         seconds: measured time of each. Noise only adds time, so a pass that took longer than a
-            wider one is taken to cost what the wider one did.
-        pair_seconds: measured time for each pair of tokens in attention.
-        span_seconds: measured time for each span's state.
+            wider one gets the wider one's cost.
+        pair_seconds: measured time per pair of tokens in attention.
+        span_seconds: measured time per span's recurrent state.
 
     Attributes:
-        memory: present time of a pass that waits for memory, relative to the measured one.
-        arithmetic: likewise for tokens in a pass that waits for arithmetic.
+        memory: current time of a pass that waits for memory, relative to the measured time.
+        arithmetic: the same for a pass that waits for arithmetic.
+
+    Raises:
+        ValueError: the sizes do not ascend from 1, or a time is not positive.
     """
 
     def __init__(
@@ -105,28 +108,28 @@ class CostModel:
         self.pair_seconds, self.span_seconds = pair_seconds, span_seconds
         self._widest = sizes[-1]
         self._curves = _split(self.sizes, self.seconds)
-        # Lists as well: one number of an array takes longer to read.
+        # As lists, too: reading a single number from an array takes longer.
         self._reading, self._added = (curve.tolist() for curve in self._curves[:2])
         self._least = self._curves[2]
         self.set_speed(1.0, 1.0)
 
     @property
     def reading(self) -> PrefillSpeed:
-        """The speed of long prompts, whatever was observed since."""
+        """The speed of long prompts as measured, without later observations."""
         return PrefillSpeed(self.seconds[-1] / self._widest, self.pair_seconds)
 
     def set_speed(self, memory: float, arithmetic: float) -> None:
-        """Set both factors; see the class's attributes."""
+        """Set both factors; see the attributes of the class."""
         self.memory, self.arithmetic = memory, arithmetic
 
     def cost(self, tokens: int, work: float = 0.0, spans: int = 1) -> float:
         """Seconds that a pass takes now.
 
-        Beyond the widest measured pass each token costs its share of that pass.
+        Beyond the widest measured pass, each token costs an equal share of that pass.
 
         Args:
             tokens: number of tokens; 0 costs nothing.
-            work: pairs of tokens, see `Batch.attention_work`.
+            work: number of token pairs in attention; see `Batch.attention_work`.
             spans: number of sequences that the tokens belong to.
         """
         added = self.attention_seconds(work) + self.state_seconds(spans)
@@ -143,7 +146,7 @@ class CostModel:
     def costs(self, tokens: int, more: int) -> list[float]:
         """Seconds that passes over `tokens`, `tokens` + 1, … `tokens` + `more` tokens take now.
 
-        `tokens` is at least 1. Work and spans count nothing.
+        `tokens` is at least 1. Attention and recurrent states are not included.
         """
         last = tokens + more
         reading, added = (curve[tokens : last + 1] for curve in self._curves[:2])
@@ -152,23 +155,23 @@ class CostModel:
         return measured + [self.cost(wider) for wider in range(tokens + len(measured), last + 1)]
 
     def attention_seconds(self, pairs: float) -> float:
-        """Seconds that a number of pairs of tokens adds to a pass."""
+        """Seconds that attention over a number of token pairs adds to a pass."""
         return self.arithmetic * self.pair_seconds * pairs
 
     def state_seconds(self, spans: int) -> float:
-        """Seconds that a number of spans adds to a pass, beyond its first one."""
+        """Seconds that the states of all spans but the first add to a pass."""
         return self.memory * self.span_seconds * max(0, spans - 1)
 
     def tokens_within(
         self, seconds: float, tokens: int, work: float, position: int, each: float = 0.0
     ) -> int:
-        """Largest number of prompt tokens that a pass can take on within `seconds`.
+        """Maximum number of prompt tokens that a pass can add within `seconds`.
 
         Args:
-            seconds: allowed for the whole pass.
-            tokens: number of tokens that the pass has already.
-            work: attention work that the pass has already.
-            position: of the first prompt token.
+            seconds: time limit of the whole pass.
+            tokens: number of tokens already in the pass.
+            work: attention work already in the pass.
+            position: position of the first prompt token.
             each: seconds that each prompt token takes after the pass.
         """
 
@@ -179,9 +182,9 @@ class CostModel:
         return max(0, bisect_right(range(self._widest + 2), seconds, key=duration) - 1)
 
     def observe(self, tokens: int, work: float, seconds: float, spans: int = 1) -> None:
-        """Learn from the time that a pass took."""
+        """Learn from the time that a pass took; the arguments are those of `cost`."""
         expected, states = self.cost(tokens, work, spans), self.state_seconds(spans)
-        # The part that goes with the memory's speed; the rest goes with arithmetic.
+        # The part that scales with the speed of memory; the rest scales with that of arithmetic.
         memory = self.memory * self._reading[min(tokens, self._widest)]
         if memory < expected - states - self.attention_seconds(work):
             memory = self.memory * self._least
@@ -195,7 +198,8 @@ class CostModel:
     def table(self, kind: str = "tokens") -> Iterator[tuple[str, int, float]]:
         """Yield kind, size and current seconds: of passes by tokens, then of a million pairs.
 
-        Any thread may call it: it does not matter which of two values of a factor the thread sees.
+        Any thread may call this: it does not matter whether it sees a factor before or after an
+        update.
         """
         for size in self.sizes:
             yield kind, size, self.cost(size)
@@ -204,19 +208,19 @@ class CostModel:
 
 
 def _split(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[Seconds, Seconds, float]:
-    """Split a measured curve into the time that passes wait for memory and that for arithmetic.
+    """Split a measured curve into time spent waiting for memory and for arithmetic.
 
-    Wide passes wait for arithmetic, so their slope is that of arithmetic. A line with this slope
-    continues below the curve where passes wait for memory: up to where it reaches a single token's
-    time. Without two wide passes, all tokens but the first add to arithmetic.
+    Wide passes wait for arithmetic, so they give its slope. A line with this slope continues below
+    the curve, down to the time of a single token: left of that point passes wait for memory.
+    Without two wide passes, every token but the first counts as arithmetic.
 
     Args:
         sizes: as in `CostModel`.
         seconds: ascending.
 
     Returns:
-        By number of tokens up to the widest pass, the seconds of memory, and those that tokens add
-        to arithmetic; and the seconds of arithmetic without any token.
+        By number of tokens, up to the widest pass: the seconds of memory, and the seconds that the
+        tokens add to arithmetic. Then the seconds of arithmetic without any token.
     """
     tokens = np.arange(sizes[-1] + 1)
     curve = np.interp(tokens, sizes, seconds)

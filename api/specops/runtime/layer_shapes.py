@@ -1,4 +1,4 @@
-"""What each layer of a graph keeps of a request's tokens: one table, in the graph's own metadata.
+"""The cache that each layer of a graph needs: a table in the graph's metadata.
 
 `prepack` writes it. The KV cache's blocks, the states of recurrent layers and the memory plan
 follow from it. A recurrent layer whose inputs are convolved has two rows.
@@ -17,7 +17,7 @@ _LANES = 16  # of the kernels' vectors
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Keys and values of all tokens, in the cache's blocks."""
+    """Attention: keys and values of all tokens, in the blocks of the cache."""
 
     kv_heads: int
     head_size: int
@@ -25,14 +25,14 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class SharedAttention:
-    """Nothing: it reads the keys and values of the layer with number `source` of `Attention`."""
+    """Attention without a cache: it reads keys and values of `Attention` layer number `source`."""
 
     source: int
 
 
 @dataclass(frozen=True, slots=True)
 class ShortConv:
-    """The convolution's inputs of the last tokens, in float32: `channels` of each, of `taps`."""
+    """A short convolution over the last `taps` tokens: `channels` float32 inputs per token."""
 
     channels: int
     taps: int
@@ -50,7 +50,7 @@ class ShortConv:
 
 @dataclass(frozen=True, slots=True)
 class GatedDelta:
-    """A matrix [value_size, key_size] for each value head; of a token its keys, deltas, decays."""
+    """A state [value_size, key_size] per value head; keys, deltas and decays per token."""
 
     key_heads: int
     value_heads: int
@@ -71,7 +71,7 @@ class GatedDelta:
 
 @dataclass(frozen=True, slots=True)
 class StateSpace:
-    """A matrix [size, state_size] for each head; of a token its inputs, B and decays."""
+    """A state [size, state_size] per head; inputs, B and decays per token."""
 
     heads: int
     groups: int

@@ -1,9 +1,9 @@
-"""Changes logits by the tokens before them: penalties, biases and forbidden words.
+"""Adjusts logits by the tokens before them: penalties, biases and forbidden words.
 
 The order is vLLM's: allowed tokens, forbidden words and end tokens, then biases, then the penalties
 for repetition, frequency and presence. A position's logits depend only on the tokens before it, so
-draft tokens are verified against the same numbers that plain decoding would choose from. The
-kernels do the arithmetic, for all positions of a draft at once (`kernels/sampling.c`).
+draft tokens are verified against the same numbers as in plain decoding. The kernels do the
+arithmetic, for all positions of a draft at once (`kernels/sampling.c`).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class LogitsProcessor:
     """Counts the tokens of one answer and adjusts its next logits.
 
     Args:
-        params: of the request; their tokens are below the size of the vocabulary.
+        params: the request's parameters; their token ids are in the vocabulary.
         prompt: tokens of the prompt.
-        end_tokens: tokens that are forbidden among the first `min_tokens`.
-        min_tokens: minimum length of the answer.
+        end_tokens: tokens that are forbidden in the first `min_tokens`.
+        min_tokens: minimum length of the answer, in tokens.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class LogitsProcessor:
         self._allowed = np.array(params.allowed_tokens, np.int64)
         self._end_tokens = sorted(end_tokens)
         self._min_tokens = min_tokens
-        # The answer, and the beginning of each word, as bytes: to compare their ends takes 0.1 us.
+        # The answer and the start of each word as bytes, so that comparing their ends takes 0.1 us.
         self._answer = bytearray()
         self._words = [(array("i", word[:-1]).tobytes(), word[-1]) for word in params.bad_words]
         self._counts_tokens = params.penalizes
         known = np.unique(prompt if params.repetition_penalty != 1 else []).astype(np.int32)
-        # Each token's index in the three arrays, and then room for as many tokens again.
+        # Each token's index in the three arrays, which have room for as many tokens again.
         self._index_of: dict[int, int] = dict(zip(known.tolist(), range(len(known)), strict=True))
         room = np.zeros(max(_FIRST_CAPACITY, len(known)), np.int32)
         self._tokens = np.concatenate([known, room])
@@ -77,16 +77,16 @@ class LogitsProcessor:
         """Append a token to the answer."""
         self._answer += token.to_bytes(_TOKEN_BYTES, sys.byteorder)
         if self._counts_tokens:
-            index = self._index(token)  # first, since it may replace the arrays
+            index = self._index(token)  # before the arrays are read, since it may replace them
             self._counts[index] += 1
 
     def apply(self, logits: Floats, tokens: Sequence[int]) -> None:
-        """Change logits in place.
+        """Adjust logits in place.
 
         Args:
-            logits: [k + 1, V], contiguous: row 0 stands before the last k of the tokens, each
-                further row after one of them.
-            tokens: may follow the answer; they are not appended to it.
+            logits: [k + 1, V], contiguous: row 0 chooses the first of the last k tokens, each
+                further row the token after one of them.
+            tokens: tokens after the answer, such as draft tokens; they are not appended to it.
         """
         rows, vocab = logits.shape
         if len(self._allowed):
@@ -113,7 +113,7 @@ class LogitsProcessor:
             self._counts[self._index_of[token]] -= 1
 
     def _allowed_bits(self, vocab: int) -> npt.NDArray[np.uint32]:
-        """The allowed tokens' bits, as `mask` reads them."""
+        """The allowed tokens as bits, in the format of `mask`."""
         if self._bits is None:
             allowed = np.zeros(-(-vocab // 32) * 32, np.uint8)
             allowed[self._allowed] = 1

@@ -1,11 +1,11 @@
-"""Plans the memory below the cap at the start, before the KV cache is allocated.
+"""Divides the memory below the cap at the start, before the KV cache is allocated.
 
-The kernel kills a process for anonymous memory, not for the page cache. So what cannot be dropped
-must fit: the process with its models loaded, the whole KV cache, and what a pass needs while it
-runs. Mapped weights can be dropped and read again, but then every token waits for the disk. So
-they should fit as well: unless the settings ask for a size, the plan chooses the KV cache's tokens
-so that the weights stay in memory. How many requests really run at once follows from these tokens.
-Snapshots of states only save work, so they get a part of what is left, and yield first.
+The kernel kills a process for its anonymous memory, not for the page cache. So all memory that
+cannot be dropped must fit: the process with its models loaded, the whole KV cache, and the memory
+of a running pass. Mapped weights can be dropped and read again, but then every token waits for the
+disk. So they should fit, too: unless the settings ask for a size, the plan chooses the size of the
+KV cache so that the weights stay in memory. That size limits how many requests run at once.
+Snapshots of states only save work, so they get part of the rest, and are the first to give way.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ log = logging.getLogger(__name__)
 
 DEFAULT_SLOTS = 8
 _FLOAT_BYTES = 4
-_UNKNOWN_HIDDEN = 4096  # hidden size of a model whose description does not say
+_UNKNOWN_HIDDEN = 4096  # hidden size of a model whose description does not give one
 # Activations of the widest layer, in hidden sizes: gate and up (2.7 each), their product, queries,
 # keys, values and two residuals. ONNX Runtime frees each as soon as nothing needs it.
 _HIDDEN_SIZES = 16
 _MIB = 1 << 20
-_COMFORTABLE_CONTEXT = 1024  # tokens: rather than plan fewer, the plan lets the draft's weights go
-_MIN_CONTEXT = 128  # tokens: a smaller cache is of no use
+_COMFORTABLE_CONTEXT = 1024  # tokens: below this, the plan rather evicts the draft's weights
+_MIN_CONTEXT = 128  # tokens: a smaller cache is useless
 PROMPT_ROWS = 8
-"""Rows of logits in a pass for prompts, in addition to those for requests that decode."""
-# Of these requests' logits, but at least two rows for each slot. In a large vocabulary, long drafts
-# of all slots at once are not worth a larger part of the memory.
+"""Rows of logits in a pass for prompts, in addition to those for decoding requests."""
+# For the logits of decoding requests, but at least two rows per slot. With a large vocabulary, long
+# drafts of all slots at once are not worth more memory.
 _MAX_LOGIT_BYTES = 32 * _MIB
-# The kernel's own, and files of the program: where weights fit to the byte, they drive each other
-# out, and each pass reads all weights from the disk.
+# For the operating system and the program's files: if the weights fit to the byte, pages evict each
+# other, and each pass reads all weights from the disk.
 _BESIDE_WEIGHTS_BYTES = 32 * _MIB
-_SPARE_BYTES = 36 * _MIB  # bodies, texts on their way to tokens, compiled grammars, heap
+_SPARE_BYTES = 36 * _MIB  # request bodies, texts being tokenized, compiled grammars, heap
 _SPARE_SHARE = 0.02  # of the cap
 _MAX_SPARE_BYTES = 256 * _MIB
-_COMPILED_SHARE = 4  # a quarter of the spare memory is for compiled grammars
-_SNAPSHOT_SHARE = 4  # a quarter of the memory for KV cache and snapshots is the snapshots'
+_COMPILED_SHARE = 4  # compiled grammars get a quarter of the spare memory
+_SNAPSHOT_SHARE = 4  # snapshots get a quarter of the memory for KV cache and snapshots
 
 
 class MemoryPlanError(ConfigError):
@@ -54,11 +54,11 @@ class MemoryPlanError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class AvailableMemory:
-    """The memory that there is, in bytes.
+    """The available memory, in bytes.
 
     Attributes:
         reading: the limit, and the swap, which the plan does not use.
-        free: what can still be allocated below the limit.
+        free: memory that can still be allocated below the limit.
         held: anonymous memory in use: the process, and weights that are not mapped.
     """
 
@@ -68,30 +68,30 @@ class AvailableMemory:
 
     @classmethod
     def read(cls) -> AvailableMemory:
-        """Read the figures; the models are loaded already, and memory freed by that is given back.
+        """Read the figures, once the models are loaded and the heap's free memory is returned.
 
         Raises:
             OSError: procfs is not readable.
         """
-        give_back()  # 300 MB after a tokenizer of 262,144 tokens
+        give_back()  # 300 MB after loading a tokenizer of 262,144 tokens
         reading = read_memory()
         return cls(reading, page_cache_room(), reading.anon)
 
     def less(self, count: int) -> AvailableMemory:
-        """The available memory once things that grow with requests hold `count` more bytes."""
+        """The available memory with `count` bytes set aside for memory that requests will fill."""
         return replace(self, free=max(0, self.free - count), held=self.held + count)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """What one loaded model takes.
+    """The sizes of a loaded model that the plan needs.
 
     Attributes:
         kv_token_bytes: bytes of one token's keys and values.
-        mapped_weights: bytes of weights in the page cache; 0: the weights are copied, and held.
+        mapped_weights: bytes of weights in the page cache; 0: the process holds a copy instead.
         hidden_size: width of the layers; 0: unknown.
-        vocab_size: entries of the vocabulary.
-        slot_bytes: bytes that layers keep of each slot, without keys and values.
+        vocab_size: size of the vocabulary.
+        slot_bytes: bytes of the recurrent states of a slot.
     """
 
     kv_token_bytes: int
@@ -101,30 +101,30 @@ class ModelSizes:
     slot_bytes: int = 0
 
     def rows(self, most: int, least: int) -> int:
-        """Rows of logits that a pass may have: `most`, or as many as take little memory."""
+        """Maximum rows of logits in a pass: `most`, or fewer if they take much memory."""
         few = _MAX_LOGIT_BYTES // max(1, self.vocab_size * _FLOAT_BYTES)
         return min(most, max(least, few))
 
     def pass_bytes(self, tokens: int, logits: int) -> int:
-        """Bytes of a running pass: activations of all tokens, logits of some."""
+        """Bytes of a running pass with `tokens` tokens and `logits` rows of logits."""
         hidden = self.hidden_size or _UNKNOWN_HIDDEN
         return (tokens * hidden * _HIDDEN_SIZES + logits * self.vocab_size) * _FLOAT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class RequiredMemory:
-    """What target and draft model need together, in bytes.
+    """The memory that target and draft model need together, in bytes.
 
     Attributes:
         kv_token_bytes: keys and values of one token.
         mapped_weights: weights in the page cache.
         target_weights: the target's part of them, which every token needs.
-        pass_bytes: memory of the largest pass while it runs.
+        pass_bytes: memory of the largest running pass.
         context: the target's maximum number of tokens per request.
-        state_bytes: states of all slots, without keys, values and snapshots.
-        most_snapshot_bytes: as many snapshots of the slots' states as are of use.
-        grammar_bytes: needed for grammars before the first one; 0: no grammars.
-        rows: of logits of the target that requests which decode have in a pass, at most.
+        state_bytes: recurrent states of all slots, without snapshots.
+        most_snapshot_bytes: memory of as many snapshots as are useful.
+        grammar_bytes: memory that grammars need before the first request; 0: no grammars.
+        rows: maximum rows of the target's logits for decoding requests in a pass.
     """
 
     kv_token_bytes: int
@@ -145,12 +145,12 @@ class RequiredMemory:
         context: int,
         grammar_bytes: int = 0,
     ) -> RequiredMemory:
-        """The demand of loaded models.
+        """The memory that loaded models need.
 
         Args:
-            settings: give tokens of a pass, slots and draft tokens.
+            settings: the numbers of slots, of draft tokens and of tokens in a pass.
             models: the target first. The draft's cache has as many tokens as the target's.
-            context: of the target.
+            context: the target's maximum number of tokens per request.
             grammar_bytes: see `RequiredMemory`.
         """
         slots = settings.slots or DEFAULT_SLOTS
@@ -177,19 +177,21 @@ class RequiredMemory:
 
     @property
     def beside_cache(self) -> int:
-        """Bytes that requests need whatever the size of the KV cache."""
+        """Bytes that requests need regardless of the size of the KV cache."""
         return self.pass_bytes + self.state_bytes + self.grammar_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """A KV cache that fits, and what everything takes. See `plan_memory`.
+    """A KV cache that fits, and the memory of everything else. See `plan_memory`.
 
     Attributes:
+        available: the available memory.
+        required: the memory that the models need.
         slots: maximum number of concurrent requests.
         context: maximum number of tokens per request.
         kv_tokens: tokens of all requests together; a multiple of a block's 64, at least `context`.
-        snapshot_bytes: bound of the snapshots of states.
+        snapshot_bytes: maximum memory of the snapshots of states.
     """
 
     available: AvailableMemory
@@ -206,12 +208,12 @@ class MemoryPlan:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of the full KV cache; it takes memory only as it fills."""
+        """Bytes of the full KV cache, which takes memory only as it fills."""
         return self.kv_tokens * self.required.kv_token_bytes
 
     @property
     def needed(self) -> int:
-        """Bytes that the process does not hold yet and cannot drop later."""
+        """Bytes that the process will need in addition, and cannot drop."""
         rest = self.required.beside_cache + spare_bytes(self.available.reading.limit)
         return self.kv_bytes + self.snapshot_bytes + rest
 
@@ -222,12 +224,12 @@ class MemoryPlan:
 
     @property
     def compiled_bytes(self) -> int:
-        """The part of the spare memory that compiled grammars may take."""
+        """Bytes of the spare memory that compiled grammars may use."""
         return spare_bytes(self.available.reading.limit) // _COMPILED_SHARE
 
     @property
     def left_for_weights(self) -> int:
-        """Bytes of mapped weights that stay in memory when all the rest is in use."""
+        """Bytes of mapped weights that stay in memory when everything else is in use."""
         return max(0, self.available.free - self.needed - _BESIDE_WEIGHTS_BYTES)
 
     @property
@@ -236,7 +238,7 @@ class MemoryPlan:
         return self.left_for_weights >= self.required.mapped_weights
 
     def lines(self) -> Iterator[str]:
-        """The lines of the plan's table."""
+        """Yield the lines of the plan's table."""
         reading, required = self.available.reading, self.required
         cache = (
             f"{self.kv_tokens:,} tokens of {required.kv_token_bytes / 1024:.1f} KB: up to "
@@ -279,13 +281,13 @@ def plan_for_models(
 ) -> MemoryPlan:
     """Plan the KV cache of loaded models and log the plan.
 
-    Where it fits only without grammars, the plan has none.
+    If the cache fits only without grammars, the plan has none.
 
     Args:
-        settings: the user's.
+        settings: the user's settings.
         models: the target first.
         context: the target's maximum number of tokens per request.
-        later_bytes: bytes outside the KV cache that fill up only as requests come.
+        later_bytes: bytes outside the KV cache that requests fill over time.
         grammar_bytes: see `RequiredMemory`.
 
     Raises:
@@ -319,12 +321,12 @@ def plan_memory(
     """Choose the size of the KV cache, or check the requested size.
 
     Args:
-        available: the memory that there is.
-        required: what the models need.
+        available: the available memory.
+        required: the memory that the models need.
         slots: maximum number of concurrent requests; 0: `DEFAULT_SLOTS`.
-        context: requested tokens of one request; 0: the model's context, or what fits.
-        kv_tokens: requested tokens of all requests together; 0: a context for each slot, or what
-            fits.
+        context: requested tokens of one request; 0: the model's context, or as many as fit.
+        kv_tokens: requested tokens of all requests together; 0: a context for each slot, or as many
+            as fit.
 
     Raises:
         MemoryPlanError: the requested cache does not fit, or not even the smallest one does.
@@ -343,9 +345,9 @@ def plan_memory(
         least = longest if context else min(longest, _MIN_CONTEXT)
         comfortable = max(least, min(longest, _COMFORTABLE_CONTEXT))
         smallest, most = _in_blocks(least), slots * _in_blocks(longest)
-        # The first choice keeps all weights in memory. The second keeps the target's, since a draft
-        # model that has to be read again soon drafts no more. If not even these can stay, the third
-        # is one comfortable request.
+        # The first choice keeps all weights in memory. The second keeps the target's: a draft model
+        # that has to be read from the disk soon drafts no more. If not even the target's can stay,
+        # the third choice has room for one comfortable request.
         choices = [
             (required.mapped_weights + _BESIDE_WEIGHTS_BYTES, comfortable, most),
             (required.target_weights + _BESIDE_WEIGHTS_BYTES, least, most),
@@ -367,7 +369,7 @@ def _room(available: AvailableMemory, required: RequiredMemory) -> int:
 
 
 def _tokens_that_fit(available: AvailableMemory, required: RequiredMemory, others: int) -> int:
-    """Tokens of whole blocks that fit if weights and snapshots take `others` bytes."""
+    """Number of tokens, in whole blocks, that fit if weights and snapshots take `others` bytes."""
     room = _room(available, required) - others
     return max(0, room // (required.kv_token_bytes * BLOCK_TOKENS) * BLOCK_TOKENS)
 
@@ -388,7 +390,7 @@ def _in_blocks(tokens: int) -> int:
 
 
 def spare_bytes(limit: int) -> int:
-    """Bytes below a cap that every plan leaves free."""
+    """Bytes below a limit that every plan leaves free."""
     return max(_SPARE_BYTES, min(int(limit * _SPARE_SHARE), _MAX_SPARE_BYTES))
 
 

@@ -1,7 +1,7 @@
-"""Runs a model: a batch of tokens goes in, the logits of the tokens that need them come out.
+"""Runs a model: a batch of tokens goes in, logits come out for the tokens that need them.
 
-ONNX Runtime runs the graph; its tensors are arrays that are made once. The graph reaches the KV
-cache through block tables and an address, so tensors are bound once for each size of a pass.
+ONNX Runtime runs the graph on arrays that are allocated once. The graph reaches the KV cache
+through block tables and an address, so tensors are bound once per size of a pass.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ Floats = npt.NDArray[np.float32]
 
 _INPUTS = frozenset(("input_ids", "spans", "block_tables", "cache", "logit_rows"))
 _LOGITS, _HIDDEN = "logits", "hidden"
-_POSITIONS = "position_ids"  # only of models with a table of positions
-_STATE_ROWS, _STATES = "state_rows", "states"  # of a target whose layers' inputs a head reads
-_FINAL_ROWS = "final_rows"  # of a target whose last states its MTP block reads
-_NEXT_STATES = "next_states"  # of a draft head, which takes `states`
-_MAX_BINDINGS = 256  # kept ones: more sizes than decoding has; prompts bring many others
-_KEPT_INPUTS = "kept_inputs"  # only of models with layers without attention
-_PROGRESS = "progress"  # and of those with states
-_LOGIT_SPANS = "logit_spans"  # of models whose last layers keep nothing: of the rows of logits
-_SCORED_ROWS = "scored_rows"  # of models that output hidden states: rows whose logits are wanted
+_POSITIONS = "position_ids"  # in models with position embeddings
+_STATE_ROWS, _STATES = "state_rows", "states"  # in targets with layer inputs that a head reads
+_FINAL_ROWS = "final_rows"  # in targets with final states that an MTP block reads
+_NEXT_STATES = "next_states"  # in draft heads, whose input is `states`
+_MAX_BINDINGS = 256  # more sizes than decoding has; prompts have many others
+_KEPT_INPUTS = "kept_inputs"  # in models with recurrent layers
+_PROGRESS = "progress"  # in models with recurrent states
+_LOGIT_SPANS = "logit_spans"  # spans of the logit rows, if the last layers have no cache
+_SCORED_ROWS = "scored_rows"  # in models that output hidden states: the rows that need logits
 
 
 def cache_shape(session: Session, dtype: str) -> CacheShape:
@@ -39,7 +39,7 @@ def cache_shape(session: Session, dtype: str) -> CacheShape:
 
     Args:
         session: a loaded graph.
-        dtype: of the cache's elements, one of `kernels.KV_DTYPES`.
+        dtype: element type of the cache, a key of `kernels.KV_DTYPES`.
 
     Raises:
         ModelLoadError: the metadata are missing or wrong.
@@ -54,17 +54,17 @@ def cache_shape(session: Session, dtype: str) -> CacheShape:
 
 
 class AuxHiddenStates:
-    """Hands what entered the target's layers to the draft head that follows its requests.
+    """Passes the inputs of the target's layers to the draft head that follows its requests.
 
     Args:
-        size: numbers in a token's states.
+        size: floats per token.
 
     Attributes:
-        size: the same.
+        size: floats per token.
         followed: slots whose states the head needs.
-        receive: called with a slot, the position of the first row, and rows [n, size] of tokens
-            that are final; valid until the target's next pass. A row has the inputs of all layers
-            that the head reads.
+        receive: called with a slot, the position of the first row, and rows [n, size] of final
+            tokens, valid until the target's next pass. A row has the inputs of all layers that the
+            head reads.
     """
 
     def __init__(self, size: int) -> None:
@@ -83,10 +83,11 @@ class ModelRunner:
 
     Attributes:
         vocab_size: width of the logits.
-        hidden_size: numbers in a hidden state; 0: the graph does not output hidden states.
-        states: the inputs of layers that the graph outputs for a draft head; None without.
-        given_states: [max_tokens, size], a draft head's input besides tokens; None: no draft head.
-        next_states: [max_tokens, size], of a draft head's latest pass, in the order of its logits.
+        hidden_size: size of a hidden state; 0: the graph does not output hidden states.
+        states: layer inputs that the graph outputs for a draft head; None: it outputs none.
+        given_states: [max_tokens, size], the second input of a draft head; None: no draft head.
+        next_states: [max_tokens, size], output of a draft head's last pass, in the order of the
+            logits; None: no draft head.
 
     Raises:
         ModelLoadError: the graph has other inputs or outputs.
@@ -101,7 +102,7 @@ class ModelRunner:
         self.vocab_size, self.hidden_size = sizes[_LOGITS], sizes.get(_HIDDEN, 0)
         self._ids = np.zeros(max_tokens, np.int64)
         self._positions = np.zeros(max_tokens, np.int64)
-        # Always as many spans as slots: the operator skips empty spans.
+        # There are always as many spans as slots: the operator skips empty ones.
         self._spans = np.zeros(3 * cache.num_slots, np.int64)
         self._progress = np.zeros(2 * cache.num_slots, np.int64)
         self._logit_spans = np.zeros(3 * cache.num_slots, np.int64)
@@ -111,11 +112,11 @@ class ModelRunner:
         self._logits: Floats = np.empty((max_tokens, self.vocab_size), np.float32)
         self._hidden: Floats = np.empty((max_tokens, self.hidden_size), np.float32)
         self.states = AuxHiddenStates(sizes[_STATES]) if _STATES in sizes else None
-        # The rows of states that a pass computes; if they are the last ones, the logits are theirs.
+        # The input that selects the rows of states; the logits are computed from final rows.
         self._rows_input = next(iter(self._given & {_STATE_ROWS, _FINAL_ROWS}), "")
         self._state_rows = np.zeros(max_tokens, np.int64)
         self._states: Floats = np.empty((max_tokens, sizes.get(_STATES, 0)), np.float32)
-        self._places: dict[int, tuple[int, int]] = {}  # by slot: its first state, and its position
+        self._places: dict[int, tuple[int, int]] = {}  # by slot: its first row and position
         given = given_size(session)
         self.given_states, self.next_states = (
             np.zeros((max_tokens, size), np.float32) if given else None
@@ -124,7 +125,7 @@ class ModelRunner:
         self._bindings: dict[tuple[int, int, int, int, bool], ort.IOBinding] = {}
 
     def forward(self, batch: Batch) -> Floats:
-        """Run a batch. It writes keys and values into the cache, and leaves the slots' lengths.
+        """Run a batch. This writes keys and values to the cache, but does not commit tokens.
 
         Args:
             batch: spans of different slots, at reserved positions.
@@ -134,7 +135,7 @@ class ModelRunner:
             pass.
 
         Raises:
-            ValueError: there are no tokens or too many, or a slot may not write a position.
+            ValueError: there are no tokens or too many, or a position is not reserved.
         """
         count, num_rows = len(batch.tokens), len(batch.logit_rows)
         if not 0 < count <= self.max_tokens:
@@ -159,11 +160,11 @@ class ModelRunner:
         return self._logits[:num_logits]
 
     def publish_hidden_states(self, slot: int, length: int) -> None:
-        """Hand the states of a slot's tokens in the last pass to the head that follows it.
+        """Pass the states of a slot's tokens in the last pass to the head that follows it.
 
         Args:
-            slot: number of the slot.
-            length: number of the slot's final tokens; draft tokens after them were rejected.
+            slot: the slot's number.
+            length: number of the slot's final tokens; later draft tokens were rejected.
         """
         if self.states is not None and (place := self._places.pop(slot, None)) is not None:
             row, start = place
@@ -172,17 +173,17 @@ class ModelRunner:
     def hidden_states(self, row: int, count: int) -> Floats:
         """Hidden states [count, hidden_size] of the last pass, if its batch asked for them.
 
-        `row` is a place in that batch's `logit_rows`.
+        `row` is an index into that batch's `logit_rows`.
         """
         return self._hidden[row : row + count]
 
     def _fill(self, batch: Batch) -> None:
-        """Write the spans, rows with logits, progress and positions that the graph reads.
+        """Write the spans, logit rows, progress and positions that the graph reads.
 
-        `cache.recurrent` learns what the pass computes.
+        This also records the pass in `cache.recurrent`.
 
         Raises:
-            ValueError: positions are not reserved, or the ones before them are gone.
+            ValueError: positions are not reserved, or the states before them are gone.
         """
         kept, given = self.cache.recurrent, self._given
         rows: list[int] = []
@@ -212,7 +213,7 @@ class ModelRunner:
             self._positions[: len(positions)] = positions
 
     def _place_states(self, batch: Batch, followed: Collection[int]) -> int:
-        """Choose the rows whose states the pass outputs; returns their number."""
+        """Choose the rows whose states the pass outputs, and return their number."""
         self._places.clear()
         row = first = 0
         for span in batch.spans:
@@ -227,7 +228,7 @@ class ModelRunner:
     def _bind(
         self, count: int, num_rows: int, num_logits: int, num_states: int, hidden: bool
     ) -> ort.IOBinding:
-        """Bind these numbers of tokens, rows, rows of logits and rows of states."""
+        """Bind the tensors of a pass with these numbers of tokens, rows, logits and states."""
         inputs: dict[str, npt.NDArray[np.generic]] = {
             "spans": self._spans.reshape(-1, 3),
             "block_tables": self.cache.block_tables,
@@ -262,7 +263,7 @@ class ModelRunner:
 
 
 def given_size(session: Session) -> int:
-    """Width of the states that a draft head's graph reads; 0: the graph reads only tokens."""
+    """Width of the states that a draft head's graph reads; 0: it reads only tokens."""
     return sum(item.shape[-1] for item in session.get_inputs() if item.name == _STATES)
 
 
@@ -272,14 +273,14 @@ def draft_vocab_size(session: Session) -> int:
 
 
 class Fusion:
-    """The part of a draft head that joins the states of several of the target's layers.
+    """The part of a draft head that fuses the states of several target layers.
 
     Args:
-        session: its graph.
-        fused: [max_tokens, size], where the joined states go.
+        session: the graph that fuses states.
+        fused: [max_tokens, size], receives the fused states.
 
     Attributes:
-        states: [max_tokens, all], those to be joined.
+        states: [max_tokens, layers * size], the states to fuse.
     """
 
     def __init__(self, session: Session, fused: Floats) -> None:
@@ -291,7 +292,7 @@ class Fusion:
         self._bindings: dict[int, ort.IOBinding] = {}
 
     def run(self, count: int) -> None:
-        """Join the first `count` states."""
+        """Fuse the first `count` states."""
         if (binding := self._bindings.get(count)) is None:
             given, made = self._names
             states, fused = self.states[None, :count], self._fused[None, :count]
@@ -303,7 +304,7 @@ def _known_inputs(session: Session) -> set[str]:
     """The names of the graph's inputs.
 
     Raises:
-        ModelLoadError: the graph has other inputs than a runner binds.
+        ModelLoadError: the graph has inputs that a runner does not bind, or lacks some.
     """
     names = {item.name for item in session.get_inputs()}
     optional = {

@@ -19,13 +19,13 @@ from specops.runtime.kernels import Filter, library
 
 Floats = npt.NDArray[np.float32]
 
-_MIN_TEMPERATURE = 1e-9  # by less, the likeliest token's 0 is divided by a float32 of 0
-_NOT_FINITE = -2  # a status of the kernel's
+_MIN_TEMPERATURE = 1e-9  # in float32, a lower one would be 0 and divide 0 by 0
+_NOT_FINITE = -2  # a status code of the kernel
 _WORD = (1 << 64) - 1
 
 
 class NotFinite(ArithmeticError):  # noqa: N818 - named as what it says
-    """What a model computed is NaN or infinite; the message says what to do."""
+    """A model computed NaN or infinity; the message says what to do."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -44,14 +44,14 @@ def filtered_probs(logits: Floats, params: SamplingParams, out: Floats | None = 
 
     Args:
         logits: [S, V].
-        params: with a temperature above 0; greedy decoding draws from no distribution.
-        out: [S, V], contiguous, where the result goes; None: a new array.
+        params: filters and a temperature above 0; greedy decoding needs no distribution.
+        out: [S, V], contiguous, receives the result; None: a new array.
 
     Returns:
         [S, V] probabilities; each row sums to 1.
 
     Raises:
-        MemoryError: the filters need a few arrays of V numbers.
+        MemoryError: there is no memory for the filters, a few arrays of V numbers.
         NotFinite: a logit is NaN or infinite, or all are -inf.
     """
     logits = np.ascontiguousarray(logits, np.float32)
@@ -76,7 +76,7 @@ def likeliest(logits: Floats) -> int:
 
 
 def mask(logits: Floats, masks: npt.NDArray[np.uint32]) -> None:
-    """Set the logits to -inf whose bits are 0.
+    """Set logits to -inf where the token's bit is 0.
 
     Args:
         logits: [S, V], contiguous.
@@ -90,7 +90,7 @@ def draw(weights: Floats, rng: np.random.Generator) -> int:
 
     Args:
         weights: [V], not negative, not all zero; they need not sum to 1.
-        rng: gives one uniform number.
+        rng: provides one uniform number.
     """
     weights = np.ascontiguousarray(weights, np.float32)
     index: int = library.specops_draw(address(weights), len(weights), rng.random())
@@ -98,16 +98,16 @@ def draw(weights: Floats, rng: np.random.Generator) -> int:
 
 
 def draw_seeded(probs: Floats, seed: int, position: int) -> int:
-    """Draw an index by noise that depends on seed, position and index alone.
+    """Draw an index with noise that depends only on seed, position and index.
 
-    This is an exponential race, also known as the Gumbel-max trick: index i arrives after an
-    exponential time with rate `probs[i]`, and the first one wins. A draft model with a similar
-    distribution mostly draws the same token at the same position.
+    This is the Gumbel-max trick, as a race: index i arrives after an exponential time with rate
+    `probs[i]`, and the first one wins. A draft model with a similar distribution mostly draws the
+    same token at the same position.
 
     Args:
         probs: [V], not negative, not all zero; they need not sum to 1.
         seed: at least 0; only the lowest 64 bits count.
-        position: of the token in its sequence.
+        position: position of the token in its sequence.
     """
     probs = np.ascontiguousarray(probs, np.float32)
     index: int = library.specops_gumbel_argmax(address(probs), len(probs), seed & _WORD, position)
@@ -118,10 +118,10 @@ def logprob(logits: Floats, token: int, top: int, tokens: Sequence[int] = ()) ->
     """The model's log probability of a token, before any filter.
 
     Args:
-        logits: [V] from which the token was chosen.
+        logits: [V], from which the token was chosen.
         token: the chosen token.
-        top: number of likeliest tokens to report as well, at most V.
-        tokens: to report, with the chosen one, in place of the likeliest.
+        top: number of most likely tokens to report as well, at most V.
+        tokens: tokens to report with the chosen one, instead of the most likely.
 
     Raises:
         NotFinite: a logit is NaN or infinite, or all are -inf.
@@ -138,11 +138,11 @@ def logprob(logits: Floats, token: int, top: int, tokens: Sequence[int] = ()) ->
 
 
 def drawn_logprob(logits: Floats, token: int, top: int, params: SamplingParams | None) -> Logprob:
-    """The log probability with which a token was drawn, and of the likeliest that could have been.
+    """The log probability of drawing a token, and of drawing the most likely tokens.
 
     Args:
-        logits, token, top: see `logprob`; the logits after penalties and masks.
-        params: how it was drawn; None: nothing else could come.
+        logits, token, top: see `logprob`; the logits are those after penalties and masks.
+        params: parameters of the draw; None: the token was forced.
 
     Raises:
         MemoryError, NotFinite: see `filtered_probs`.

@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions: all share one pool of threads, and weights are mapped where possible."""
+"""Opens ONNX Runtime sessions that share one thread pool and map their weights if possible."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from specops.runtime import kernels
 VERSION: str = ort.__version__
 Session = ort.InferenceSession
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
-_pool: list[int] = []  # number of threads of the process's pool, which is created once
+_pool: list[int] = []  # number of threads in the process's pool, once it exists
 
 
 class ModelLoadError(RuntimeError):
-    """A graph cannot be loaded or lacks what this service needs; the message says why."""
+    """A graph cannot be loaded, or this service cannot run it; the message says why."""
 
 
 def share_threads(threads: int) -> None:
-    """Give all sessions of this process one pool of `threads` threads.
+    """Let all sessions of this process share one pool of `threads` threads.
 
-    Target and draft model never run at the same time; two pools would spin against each other.
+    Target and draft model never run at the same time, and two pools would spin against each other.
 
     Raises:
         ModelLoadError: the process has a pool with another number of threads.
@@ -44,19 +44,19 @@ def open_session(graph: Path) -> ort.InferenceSession:
         ModelLoadError: the file is missing or ONNX Runtime refuses it.
     """
     options = plain_options()
-    # `prepack` has optimized the graph already.
+    # `prepack` has already optimized the graph.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return load(graph, options)
 
 
 def plain_options(weights: Path | None = None) -> ort.SessionOptions:
-    """The options that all sessions have.
+    """The options that all sessions share.
 
     Args:
-        weights: folder of the external weights, for a graph that is not loaded from a file.
+        weights: folder of the external weights, for a graph loaded from memory.
     """
     options = ort.SessionOptions()
-    options.enable_cpu_mem_arena = False  # the arena keeps the largest prefill's memory for good
+    options.enable_cpu_mem_arena = False  # an arena never frees the memory of the largest prefill
     options.log_severity_level = 3
     if weights is not None:
         options.add_session_config_entry(_WEIGHTS_FOLDER, str(weights))
@@ -64,12 +64,12 @@ def plain_options(weights: Path | None = None) -> ort.SessionOptions:
 
 
 def load(graph: Path | bytes, options: ort.SessionOptions) -> ort.InferenceSession:
-    """Load a graph, from its file or its content, on the CPU.
+    """Load a graph on the CPU, from its file or its content.
 
     Raises:
         ModelLoadError: the file is missing or ONNX Runtime refuses it.
     """
-    # With a pool for the process, ONNX Runtime refuses sessions that ask for their own.
+    # If the process has a pool, ONNX Runtime refuses sessions that ask for their own.
     options.use_per_session_threads = not _pool
     options.register_custom_ops_library(str(kernels.LIBRARY))
     source = graph if isinstance(graph, bytes) else str(graph)
@@ -87,7 +87,13 @@ def bind(
     inputs: Mapping[str, npt.NDArray[np.generic]],
     outputs: Mapping[str, npt.NDArray[np.generic]],
 ) -> ort.IOBinding:
-    """Bind arrays, whose memory runs then read and write, to a graph's inputs and outputs."""
+    """Bind arrays to a graph's inputs and outputs; runs then read and write their memory.
+
+    Args:
+        session: the loaded graph.
+        inputs: by name, the arrays that a run reads.
+        outputs: by name, the arrays that a run writes.
+    """
     binding = session.io_binding()
     for name, array in inputs.items():
         binding.bind_ortvalue_input(name, _shared_value(array))

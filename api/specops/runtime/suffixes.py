@@ -1,7 +1,7 @@
-"""Predicts how a text continues, from places where its last tokens occurred before.
+"""Predicts how a text continues from the places where its last tokens occurred before.
 
-`kernels/suffixes.h` describes the method. It is in C because a whole pass can take a fifth of a
-millisecond.
+`kernels/suffixes.h` describes the method. It is written in C because a whole pass of a small model
+takes as little as a fifth of a millisecond.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ from specops.request import LOOKUP_PLACES, Draft
 from specops.runtime.kernels import library
 from specops.runtime.session import ModelLoadError
 
-MAX_DRAFT_TOKENS = 16  # most tokens of one lookup
-HISTORY_CONTEXTS = (3, 2)  # tokens that must agree; in a request's own text (2, 1)
+MAX_DRAFT_TOKENS = 16  # maximum number of tokens per lookup
+HISTORY_CONTEXTS = (3, 2)  # number of tokens that must match; (2, 1) in a request's own text
 
 
 class History:
     """The texts of earlier requests.
 
     Args:
-        capacity: most tokens that it remembers, at least 2; when it is full, it keeps the latest
-            half.
+        capacity: maximum number of tokens, at least 2; when full, it keeps the latest half.
 
     Raises:
         ValueError: the capacity is too small.
-        MemoryError: there is no room.
+        MemoryError: there is not enough memory.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -44,12 +43,12 @@ class History:
         library.specops_text_free(getattr(self, "handle", None))
 
     def learn(self, lookups: Lookups) -> None:
-        """Append what is new in a request's text: most of a prompt often came before."""
+        """Append the new part of a request's text: it often has most of its prompt already."""
         library.specops_teach(self.handle, lookups.handle)
 
 
 class Estimate:
-    """Learns from all requests how likely a looked-up token is right."""
+    """Learns from all requests how likely a looked-up token is to be accepted."""
 
     def __init__(self) -> None:
         self._weights = np.zeros(library.specops_estimate_floats(), np.float32)
@@ -59,21 +58,21 @@ class Estimate:
 class NgramTable:
     """The most frequent successor of one to three tokens in a model's own texts, in a file.
 
-    The file is an array of 64-bit words, which are looked up in place. The first is the
-    number of places. Behind it each n-gram has an entry at its place or at the first free one
-    behind that, and a zero ends the table. An entry has 32 bits of its tokens' hash, the following
-    token in 24 bits, and in 8 bits how often that one followed.
+    The file is a hash table with linear probing: an array of 64-bit words, searched in place. The
+    first word is the number of slots. Each n-gram has an entry in its slot or in the first free one
+    after it, and a zero ends the table. An entry has 32 bits of the hash of its tokens, 24 bits of
+    the next token, and 8 bits of how often that token followed.
 
     Args:
         path: the file.
-        vocab_size: the model's.
+        vocab_size: size of the model's vocabulary.
 
     Raises:
-        ModelLoadError: it is not a table, or belongs to another vocabulary.
+        ModelLoadError: the file is not a table, or belongs to another vocabulary.
 
     Attributes:
         path: the file.
-        address: of its first word.
+        address: memory address of the first word.
     """
 
     def __init__(self, path: Path, vocab_size: int) -> None:
@@ -96,13 +95,13 @@ class Lookups:
     """A request's text, and the tokens of its last lookup.
 
     Args:
-        capacity: as for `History`.
+        capacity: see `History`.
         estimate: shared by all requests.
         table: address of a table of n-grams; None: there is none.
 
     Raises:
         ValueError: the capacity is too small.
-        MemoryError: there is no room.
+        MemoryError: there is not enough memory.
 
     Attributes:
         length: number of tokens in the text.
@@ -129,15 +128,15 @@ class Lookups:
         """Append new tokens to the text and predict how it continues.
 
         Args:
-            tokens: the whole text; between two calls it only grows.
-            history: a second place to look in.
+            tokens: the whole text, which may only grow between calls.
+            history: texts to search in addition; None: only the text and the table.
             most: maximum number of tokens to predict, up to `MAX_DRAFT_TOKENS`.
-            least: the prediction ends before the first token that the text reaches with a smaller
+            least: the prediction ends before the first token that is reached with a lower
                 probability.
 
         Returns:
-            The tokens, maybe none, how likely each is right if those before it are, and whether
-            they stood in the `text` (prompt included), in the `history` or in the `table`.
+            The tokens, possibly none, the probability of each if those before it are right, and
+            where they were found: in the `text` (prompt included), `history` or `table`.
         """
         more = array("i", tokens[self.length :])
         self.length = len(tokens)
@@ -154,7 +153,7 @@ class Lookups:
 
 
 def _whole(words: npt.NDArray[np.uint64]) -> bool:
-    """Whether each lookup ends within the words."""
+    """Whether every lookup ends within the words."""
     return len(words) > 2 and 0 < int(words[0]) < len(words) - 1 and not words[-1]
 
 

@@ -1,10 +1,11 @@
 """Kernels in C: ONNX Runtime's custom operators, and functions for Python.
 
-The operators are products, tables, norms, attention, short convolutions and two kinds of recurrent
-states. Each computes a token's result independently of all else in the pass, and the same bits on
-every processor; the headers say how. This module loads the library. `specops.runtime.sampling`
-calls `sampling.h`, `specops.runtime.suffixes` `suffixes.h`, `specops.models.convert.quantize`
-`quantize.h`, `specops.runtime.kernels.packing` `tiles.c`.
+The operators are matrix products, embedding lookups, norms, attention, short convolutions and two
+kinds of recurrent states. Each computes a token independently of the rest of the pass, with the
+same bits on every processor; the headers say how. This module loads the library.
+`specops.runtime.sampling` calls `sampling.h`, `specops.runtime.suffixes` calls `suffixes.h`,
+`specops.models.convert.quantize` calls `quantize.h`, `specops.runtime.kernels.packing` calls
+`tiles.c`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Filter(ctypes.Structure):
 
 
 class Adjustment(ctypes.Structure):
-    """What changes the logits of an answer's next token; see `sampling.h`."""
+    """Penalties and biases for the logits of an answer's next token; see `sampling.h`."""
 
     _fields_ = (
         ("repetition", ctypes.c_float),
@@ -94,7 +95,8 @@ def _load(path: Path) -> ctypes.CDLL:
     """Load the library.
 
     Raises:
-        ImportError: the library was not built, or for another system or from other sources.
+        ImportError: the library was not built, or was built for another system or from other
+            sources.
     """
     try:
         library = ctypes.CDLL(str(path))
@@ -113,7 +115,7 @@ library = _load(LIBRARY)
 
 
 def report_lost_pages() -> None:
-    """Let the process log a file that becomes shorter while it is mapped, before that ends it."""
+    """Log the file's name before the process dies because a mapped file was truncated."""
     library.specops_report_lost_pages()
 
 
@@ -121,7 +123,7 @@ def names_for(features: int) -> tuple[str, ...]:
     """Names of the kernels that a processor can run, the fastest first.
 
     Args:
-        features: features of the processor, bits as `processor.h` numbers them.
+        features: the processor's features, as bits numbered in `processor.h`.
     """
     names = (library.specops_kernel_of(features, number) for number in itertools.count())
     return tuple(name.decode() for name in itertools.takewhile(bool, names))
@@ -138,9 +140,9 @@ def kernel() -> str:
 
 
 def force(name: str | None) -> None:
-    """Make new sessions use the kernels of that name; None: the fastest ones again.
+    """Make new sessions use the kernels of this name; None: the fastest ones again.
 
-    For tests and measurements: all kernels compute the same bits.
+    This is for tests and measurements: all kernels compute the same bits.
 
     Raises:
         ValueError: this processor cannot run these kernels.
@@ -150,16 +152,16 @@ def force(name: str | None) -> None:
 
 
 def share(threads: int) -> None:
-    """Cut products into pieces that this number of threads shares evenly."""
+    """Cut matrix products into pieces that divide evenly among this number of threads."""
     library.specops_share(threads)
 
 
 def block_bytes(layers: Iterable[tuple[int, int]], dtype: str) -> int:
-    """Bytes of a block of the KV cache: all layers' keys and values for 64 positions.
+    """Bytes of a block of the KV cache: keys and values of 64 positions in all layers.
 
     Args:
-        layers: of each layer the number of heads of keys and values, and the numbers in a head, a
-            multiple of 8.
+        layers: for each layer the number of key-value heads and the size of a head, a multiple
+            of 8.
         dtype: a key of `KV_DTYPES`.
 
     Raises:

@@ -13,14 +13,14 @@ from specops.runtime.kernels import library
 TILE = 16
 """Columns of a tile."""
 BLOCK = 32
-"""Weights of a block of every type of GGUF's."""
+"""Weights in a block of every GGUF type."""
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
 
 class WeightType(IntEnum):
-    """Types of weights: GGUF's with its numbers, and our own."""
+    """Types of weights: GGUF's, with their GGUF numbers, and our own."""
 
     Q4_0 = 2
     Q4_1 = 3
@@ -46,7 +46,7 @@ class WeightType(IntEnum):
 
     @property
     def of_gguf(self) -> bool:
-        """Whether files have weights of this type."""
+        """Whether GGUF files have weights of this type."""
         return self < WeightType.INT4
 
 
@@ -66,7 +66,7 @@ def row_bytes(type: WeightType, depth: int) -> int:
     """Bytes of a row of `depth` weights in a GGUF file.
 
     Raises:
-        ValueError: files have no such type, or blocks do not divide the row.
+        ValueError: GGUF files have no such type, or the row is not a whole number of blocks.
     """
     size: int = library.specops_row_bytes(type, depth)
     if size <= 0:
@@ -75,12 +75,12 @@ def row_bytes(type: WeightType, depth: int) -> int:
 
 
 def weight_type(scales: Floats, zero_points: Bytes | None, bits: int) -> WeightType:
-    """The type of MatMulNBits' weights: float32 scales only if float16 does not hold them all.
+    """The type of the weights of a MatMulNBits: float32 scales only if float16 would round one.
 
     Args:
         scales: [N, blocks].
         zero_points: codes, or None if all are the middle of the range.
-        bits: of a code, 4 or 8.
+        bits: bits of a code, 4 or 8.
     """
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         halves = scales.astype(np.float16)
@@ -105,15 +105,15 @@ def pack(
         scales: [N, blocks].
         zero_points: codes, two of 4 bits a byte [N, blocks / 2 rounded up], or one of 8 bits a byte
             [N, blocks]; None if all are the middle of the range.
-        bits: of a code, 4 or 8.
-        block: number of weights with one scale, a multiple of 32.
-        type: of the whole matrix, if these are some of its columns; None: as `weight_type` says.
+        bits: bits of a code, 4 or 8.
+        block: number of weights per scale, a multiple of 32.
+        type: type of the whole matrix, if these are some of its columns; None: see `weight_type`.
 
     Returns:
-        The type and the tiles, [bytes].
+        The type, and the tiles [bytes].
 
     Raises:
-        ValueError: the shapes do not fit each other.
+        ValueError: the shapes do not match.
     """
     columns, blocks = scales.shape
     if codes.shape != (columns, blocks, block * bits // 8):
@@ -136,15 +136,15 @@ def pack(
 
 
 def pack_rows(raw: Bytes, type: WeightType, depth: int) -> Bytes:
-    """Put rows of a GGUF file's matrix into tiles.
+    """Put rows of a matrix in a GGUF file into tiles.
 
     Args:
-        raw: [N, bytes of a row], as the file has them.
-        type: a type of GGUF's.
-        depth: weights of a row.
+        raw: [N, bytes of a row], as stored in the file.
+        type: a GGUF type.
+        depth: number of weights in a row.
 
     Returns:
-        [bytes].
+        The tiles [bytes].
 
     Raises:
         ValueError: the rows have another size, or a scale is NaN or infinite.

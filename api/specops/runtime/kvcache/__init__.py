@@ -1,1 +1,1 @@
-"""What requests keep of their tokens between passes: keys and values, and recurrent states."""
+"""The memory of requests between passes: keys and values, and recurrent states."""

@@ -1,6 +1,6 @@
-"""The memory of a KV cache: blocks of one size in one stretch of anonymous memory.
+"""The memory of a KV cache: blocks of equal size in one region of anonymous memory.
 
-The attention operator finds a block by its number alone, so requests share a block by holding the
+The attention operator finds a block by its number alone. So requests share a block by holding the
 same number, and copying a block is a single memcpy.
 """
 
@@ -18,7 +18,7 @@ from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.layer_shapes import Attention, LayerShape, Recurrent, ShortConv
 from specops.system.page_cache import ask_large_pages
 
-ROLLBACK = 16  # most tokens of a draft: as far back as a slot can go
+ROLLBACK = 16  # maximum number of draft tokens, and thus of tokens that a slot can take back
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,11 @@ class CacheShape:
     """Sizes of a model's cache.
 
     Attributes:
-        attention: the heads of each layer that keeps keys and values.
-        dtype: of keys and values, one of `kernels.KV_DTYPES`.
-        ring_floats_per_token: numbers that recurrent layers together keep of each of the last
-            tokens.
-        positions_before: number of tokens before its own that such a layer reads.
-        state_floats: numbers of all these layers' states together.
+        attention: the heads of each layer with keys and values.
+        dtype: element type of keys and values, a key of `kernels.KV_DTYPES`.
+        ring_floats_per_token: floats that all recurrent layers together keep per recent token.
+        positions_before: number of earlier tokens that a convolution reads.
+        state_floats: floats in the states of all recurrent layers together.
     """
 
     attention: tuple[Attention, ...]
@@ -42,7 +41,7 @@ class CacheShape:
 
     @classmethod
     def of(cls, layers: Sequence[LayerShape], dtype: str) -> CacheShape:
-        """The cache of a graph with these layers.
+        """The cache sizes of a graph with these layers.
 
         Raises:
             ValueError: no layer has attention.
@@ -62,12 +61,12 @@ class CacheShape:
 
     @property
     def ring(self) -> int:
-        """Positions that a slot keeps, so that a pass's last `ROLLBACK` tokens may be rejected."""
+        """Positions in a slot's ring: enough for rejecting the last `ROLLBACK` tokens of a pass."""
         return self.positions_before + ROLLBACK + 1
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of a slot of recurrent states: its state and its ring."""
+        """Bytes of a slot's recurrent state and ring."""
         return (self.state_floats + self.ring * self.ring_floats_per_token) * 4
 
     @property
@@ -77,22 +76,29 @@ class CacheShape:
 
     @property
     def bytes_per_token(self) -> int:
-        """A token's share of a block, in bytes."""
+        """Bytes of one token's keys and values."""
         return self.block_bytes // BLOCK_TOKENS
 
 
 class BlockPool:
-    """`num_blocks` blocks, each free or taken.
+    """`num_blocks` blocks, each free or in use.
+
+    Args:
+        num_blocks: number of blocks, at least 1.
+        block_bytes: size of a block.
 
     Attributes:
         memory: [num_blocks, block_bytes], page aligned. A page takes memory when it is first
             written; the pool never zeroes a block.
+
+    Raises:
+        ValueError: there is not even one block.
     """
 
     def __init__(self, num_blocks: int, block_bytes: int) -> None:
         if num_blocks < 1:
             raise ValueError(f"a KV cache needs at least 1 block, not {num_blocks}")
-        # Private: shared anonymous memory would count as files that cannot be dropped.
+        # Private: shared anonymous memory would be charged as files that cannot be dropped.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         mapped = mmap.mmap(-1, num_blocks * block_bytes, flags=flags)
         # Large pages save 2 to 3 % of a pass (demo target, 8 slots after 900 tokens each).
@@ -100,7 +106,7 @@ class BlockPool:
         self.memory: npt.NDArray[np.uint8] = np.frombuffer(mapped, np.uint8).reshape(
             num_blocks, block_bytes
         )
-        # A stack: the block that was given back last has its pages already.
+        # A stack: the block freed last has its pages already.
         self._free = list(range(num_blocks - 1, -1, -1))
 
     @property
@@ -109,13 +115,13 @@ class BlockPool:
         return len(self._free)
 
     def take(self) -> int:
-        """Take a free block and return its number. There must be one."""
+        """Allocate a free block and return its number. There must be one."""
         return self._free.pop()
 
     def free(self, block: int) -> None:
-        """Give a block back."""
+        """Free a block."""
         self._free.append(block)
 
     def copy(self, source: int, destination: int) -> None:
-        """Copy a block's contents into another block."""
+        """Copy the contents of a block into another block."""
         self.memory[destination] = self.memory[source]

@@ -1,11 +1,11 @@
-"""The KV cache: gives each slot its blocks, and shares blocks between requests with one beginning.
+"""The KV cache: allocates blocks for each slot, and shares blocks between requests by prefix.
 
-A slot's keys and values are in blocks of 64 tokens; the operator finds them through the slot's row
-of `block_tables`. A pass writes positions that `reserve` has made room for. `commit` declares
-tokens final, for good: rejected draft tokens are never committed, and the next pass overwrites
-them. Full blocks of final tokens go into the prefix cache, so requests with the same beginning hold
-the same blocks; nobody writes to such a block again. In a model with recurrent layers
-(`recurrent_state`), a request takes over a beginning only up to where a snapshot is usable.
+A slot's keys and values are in blocks of 64 tokens, which the operator finds through the slot's row
+of `block_tables`. A pass may write only positions that `reserve` has made room for. `commit`
+declares tokens final: rejected draft tokens are never committed, and the next pass overwrites
+them. Full blocks of final tokens go into the prefix cache, where they never change again, so that
+requests with the same prefix hold the same blocks. In a model with recurrent layers
+(`recurrent_state`), a request can reuse a prefix only up to where a snapshot is valid.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from specops.runtime.kvcache.prefix_cache import (
 )
 from specops.runtime.kvcache.recurrent_state import INTERVAL, RecurrentStateCache
 
-MIN_COMMON = 8  # fewer common tokens in a block are not worth a copy
+MIN_COMMON = 8  # a block with fewer common tokens is not worth a copy
 WORTH_A_PASS = 16
-"""Fewer tokens take no longer than one more pass: to cut a prompt, or to wait for another one's."""
+"""Computing fewer tokens costs less than an extra pass, to cut a prompt or to wait for another."""
 
 
 class SequenceBlocks:
-    """One request's blocks: the registered ones, which other slots may hold as well, then its own.
+    """One request's blocks: first the registered ones, which other slots may share, then its own.
 
     Args:
-        pool: where the slot gives blocks back.
+        pool: the pool to which the slot returns blocks.
         table: the slot's row of the block tables, written in place.
         root: the client's root in the prefix cache; None: the slot shares nothing.
         tokens: tokens of the request.
 
     Attributes:
         tokens: the request's tokens, as last passed in.
-        length: number of tokens that are computed and final; they come first.
-        blocks: numbers of all blocks, the shared ones in `nodes` first.
-        nodes: the registered blocks; all are full.
-        registered: number of tokens in them.
+        length: number of computed and final tokens, counted from the start.
+        blocks: numbers of all blocks, those of `nodes` first.
+        nodes: the registered blocks, all full.
+        registered: number of tokens in the registered blocks.
         end: number of positions in all blocks.
-        seen_version: the prefix cache's version in which the slot last looked for its beginning.
-        prompt: number of tokens with which the request began.
-        snapshot_point: where a cached beginning without a snapshot ended: one is taken there.
-        message_ends: where messages of the prompt end, if a snapshot is to be taken there.
+        seen_version: version of the prefix cache at the slot's last lookup.
+        prompt: number of tokens at the start of the request.
+        snapshot_point: where a cached prefix ended that had no snapshot; the slot takes one there.
+        message_ends: ends of those messages of the prompt after which the slot takes a snapshot.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class SequenceBlocks:
 
     @property
     def path(self) -> list[Node]:
-        """The root and the registered blocks; empty where the slot shares nothing."""
+        """The root and the registered blocks; empty if the slot shares nothing."""
         return [] if self.root is None else [self.root, *self.nodes]
 
     @property
@@ -92,7 +92,7 @@ class SequenceBlocks:
         return self.length - self.registered
 
     def put(self, index: int, block: int) -> None:
-        """Make a block the slot's own at an index; give back the block that was there."""
+        """Put a block of the slot's own at an index; free the block that it replaces."""
         if index < len(self.blocks) and self.blocks[index] != block:
             self._pool.free(self.blocks[index])
         self.blocks[index : index + 1] = [block]
@@ -100,7 +100,7 @@ class SequenceBlocks:
         self._table[index] = block
 
     def share(self, node: Node) -> None:
-        """Make a registered block, which the caller holds, the next one."""
+        """Append a registered block, on which the caller has a reference."""
         self.put(len(self.nodes), node.block)
         self.nodes.append(node)
         self.registered += BLOCK_TOKENS
@@ -115,11 +115,11 @@ class KvCache:
         num_slots: maximum number of concurrent requests.
         context: maximum number of tokens per request.
         reuse: which requests share blocks.
-        snapshot_bytes: bound of the snapshots of recurrent states; None: as many as are of use.
+        snapshot_bytes: maximum memory of the snapshots; None: as many as are useful.
         end_tokens: tokens that end messages; a chat's next prompt may differ from there on.
 
     Attributes:
-        recurrent: what recurrent layers keep; None: there are none.
+        recurrent: states of the recurrent layers; None: the model has none.
         block_tables: [num_slots, blocks of a context] int64; the cache writes them in place.
         descriptor: [4] int64, the operator's input `cache`: the pool's address, number of blocks,
             bytes of a block, element type.
@@ -156,7 +156,7 @@ class KvCache:
 
     @property
     def available_blocks(self) -> int:
-        """Blocks that `reserve` can still take: free blocks and cached blocks."""
+        """Blocks that `reserve` can still use: free blocks and cached blocks."""
         return self._pool.num_free + self._prefixes.cached
 
     @property
@@ -171,7 +171,7 @@ class KvCache:
 
     @property
     def cached_blocks(self) -> int:
-        """Blocks that finished requests left and no request holds."""
+        """Blocks of finished requests that no running request holds."""
         return self._prefixes.cached
 
     @property
@@ -181,20 +181,20 @@ class KvCache:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all slots; a shared token counts once for each slot."""
+        """Tokens of all slots; a shared token counts once per slot."""
         return sum([slot.length for slot in self._slots if slot is not None])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the pool, written or not."""
+        """Bytes of the pool, including pages that were never written."""
         return self.num_blocks * self.shape.block_bytes
 
     def length(self, slot: int) -> int:
-        """Number of final tokens in a slot."""
+        """Number of a slot's final tokens."""
         return self._held(slot).length
 
     def writable(self, slot: int) -> tuple[int, int]:
-        """Positions that a pass may write: from the first number up to before the second."""
+        """Positions that a pass may write, as a half-open range."""
         held = self._held(slot)
         return held.registered, held.end
 
@@ -207,20 +207,20 @@ class KvCache:
         share: bool = True,
         most: int | None = None,
     ) -> int:
-        """Start a request in a free slot, with the longest cached beginning of its tokens.
+        """Start a request in a free slot, with the longest cached prefix of its tokens.
 
-        The slot shares whole blocks, and copies a block that agrees in part. The last token is
-        never taken from the cache: a pass has to compute it.
+        The slot shares whole blocks, and copies a block that matches in part. The last token never
+        comes from the cache: a pass has to compute it.
 
         Args:
             slot: a free slot.
             tokens: the prompt, and the generated tokens if the request was preempted.
             client: name of the client.
-            share: whether the request uses others' blocks and leaves its own to them.
-            most: largest number of tokens to take from the cache.
+            share: whether the request shares blocks with others.
+            most: maximum number of tokens to reuse.
 
         Returns:
-            Number of tokens that the slot holds.
+            Number of reused tokens.
 
         Raises:
             ValueError: the slot is in use.
@@ -238,16 +238,16 @@ class KvCache:
         return count
 
     def cached(self, tokens: Sequence[int], client: str = "") -> int:
-        """Number of a prompt's first tokens that `allocate` would find now, in whole blocks."""
+        """Number of leading prompt tokens, in whole blocks, that `allocate` would reuse now."""
         root = self._root(client)
         path = [root, *root.walk(tokens, len(tokens) - 1)]
         return self._usable(path, tokens, path[-1].end)[0]
 
     def match_prefix(self, slot: int, tokens: Sequence[int], most: int | None = None) -> int:
-        """Look again for a longer cached beginning: other requests may have computed it.
+        """Look again for a longer cached prefix: other requests may have computed it meanwhile.
 
         Args:
-            slot: a slot whose tokens are all a beginning of `tokens`.
+            slot: a slot whose tokens are a prefix of `tokens`.
             tokens: see `allocate`.
             most: see `allocate`.
 
@@ -276,7 +276,7 @@ class KvCache:
         return held.length
 
     def matchable_len(self, slot: int, most: int) -> int:
-        """Number of a slot's first tokens, at most `most`, with which it could begin instead."""
+        """Number of a slot's first tokens, at most `most`, from which it could start over."""
         held = self._held(slot)
         return self._usable(held.path, held.tokens, most)[0] if held.root is not None else most
 
@@ -284,10 +284,10 @@ class KvCache:
         """Make the positions from the slot's length up to `length` writable.
 
         Returns:
-            False if there are too few blocks; then nothing has changed.
+            False if there are too few blocks; nothing has changed then.
 
         Raises:
-            ValueError: the length is above the context.
+            ValueError: the length exceeds the context.
         """
         held = self._held(slot)
         if length <= held.end:
@@ -304,12 +304,12 @@ class KvCache:
     def commit(self, slot: int, tokens: Sequence[int], length: int) -> None:
         """Declare the first `length` of `tokens` computed and final.
 
-        A block that became full is registered, or replaced by an equal registered one.
+        A block that is now full is registered, or replaced by an equal registered block.
 
         Args:
-            slot: number of the slot.
-            tokens: they begin with the tokens that are final already. Not copied: the caller must
-                not change the first `length` of them before the next commit or release.
+            slot: the slot's number.
+            tokens: tokens of the request, beginning with those already final. They are not copied:
+                the caller must not change the first `length` before the next commit or release.
             length: number of final tokens; it never shrinks.
 
         Raises:
@@ -335,9 +335,10 @@ class KvCache:
                 self.take_snapshot(slot, lasts=lasts)
 
     def take_snapshot(self, slot: int, *, lasts: bool = True) -> None:
-        """Let later requests that begin with the slot's final tokens continue from there.
+        """Let later requests with the slot's final tokens as their prefix continue from there.
 
-        Without recurrent layers nothing has to be copied. One that does not last is dropped first.
+        Without recurrent layers there is nothing to copy. Snapshots that do not last are dropped
+        first.
         """
         held = self._held(slot)
         self._prefixes.version += 1
@@ -345,9 +346,9 @@ class KvCache:
             self.recurrent.save(slot, held.path, held.tokens[: held.length], lasts=lasts)
 
     def shares_prefix(self, slot: int, other: int, end: int) -> bool:
-        """Whether another slot can take over a slot's first `end` tokens, once they are computed.
+        """Whether slot `other` can reuse the first `end` tokens of `slot`, once these are computed.
 
-        Equal beginnings are the same registered blocks; only the tokens after those are compared.
+        Equal prefixes are the same registered blocks, so only the tokens after those are compared.
         """
         ahead, held = self._held(slot), self._held(other)
         if held.root is None or held.root is not ahead.root:
@@ -359,10 +360,7 @@ class KvCache:
         return same and list(held.tokens[new]) == list(ahead.tokens[new])
 
     def next_snapshot(self, slot: int) -> int | None:
-        """The position after the slot's final tokens at which a prompt's piece should end.
-
-        None: anywhere.
-        """
+        """The next position at which a chunk of the prompt should end; None: anywhere."""
         held = self._held(slot)
         if self.recurrent is None or held.root is None:
             return None
@@ -370,14 +368,14 @@ class KvCache:
         return min(place for place in places if place > held.length)
 
     def zero(self, slot: int) -> None:
-        """Write zeros to all positions that the slot may write, so that they take memory."""
+        """Zero all positions that the slot may write, so that they take memory."""
         held = self._held(slot)
         self._pool.memory[held.blocks[len(held.nodes) :]] = 0
         if self.recurrent is not None:
             self.recurrent.zero(slot)
 
     def release(self, slot: int) -> None:
-        """Free a slot. Its committed blocks stay cached for later requests, if it shares blocks."""
+        """Free a slot. If it shares blocks, its final tokens stay cached for later requests."""
         held = self._held(slot)
         self.take_snapshot(slot)
         own = held.blocks[len(held.nodes) :]
@@ -393,7 +391,7 @@ class KvCache:
 
     @property
     def _least_common(self) -> int:
-        """Fewest common tokens in a block that are cached: snapshots are of use there alone."""
+        """Minimum number of tokens in a cached block; a snapshot needs the exact position."""
         return MIN_COMMON if self.recurrent is None else 1
 
     def _held(self, slot: int) -> SequenceBlocks:
@@ -406,23 +404,23 @@ class KvCache:
         return self._prefixes.root(client if self.reuse is PrefixSharing.CLIENT else "")
 
     def _new_block(self) -> int:
-        """Take a block; the caller has checked `available_blocks`."""
+        """Allocate a block; the caller has checked `available_blocks`."""
         if not self._pool.num_free:
             self._prefixes.evict()
         return self._pool.take()
 
     def _remove(self, node: Node) -> None:
-        """Give back the block and the snapshots of a node that goes."""
+        """Free the block and the snapshots of an evicted node."""
         self._pool.free(node.block)
         if self.recurrent is not None:
             for snapshot in list(node.snapshots):
                 self.recurrent.drop(snapshot)
 
     def _message_ends(self, tokens: Sequence[int], start: int) -> list[int]:
-        """Where the last two messages of a prompt end, after its first `start` tokens.
+        """Ends of the last two messages of a prompt, after its first `start` tokens.
 
-        Left out are places that another snapshot is near: the one at the prompt's end is usable for
-        its last tokens, too.
+        Positions close to another snapshot are left out; the snapshot at the prompt's end is valid
+        for its last tokens, too.
         """
         places = range(len(tokens) - 1, start, -1)
         latest = islice((at for at in places if tokens[at - 1] in self._end_tokens), 2)
@@ -436,14 +434,14 @@ class KvCache:
     def _usable(
         self, path: Sequence[Node], tokens: Sequence[int], most: int
     ) -> tuple[int, Snapshot | None]:
-        """How many of the first `most` tokens, whose keys there are, a slot can begin with."""
+        """How many of the first `most` tokens, all with cached keys, a slot can start from."""
         return (most, None) if self.recurrent is None else longest_usable(path, tokens, most)
 
     def _closest(self, parent: Node, tokens: Sequence[int], limit: int) -> tuple[int, int]:
-        """Find the block after `parent` with most of the next tokens, up to `limit` of all.
+        """Find the block after `parent` that shares most tokens with `tokens[:limit]`.
 
         Returns:
-            Its number, and how many tokens agree.
+            Its number, and the number of shared tokens.
         """
         start = parent.end
         wanted = tuple(tokens[start : min(start + BLOCK_TOKENS, limit)])
@@ -458,11 +456,11 @@ class KvCache:
     def _take(self, held: SequenceBlocks, path: Sequence[Node], source: int, end: int) -> bool:
         """Share the whole blocks on a path up to `end`, and copy the part of `source` after them.
 
-        Without recurrent layers, whole blocks are of use alone where there is no block for a copy,
-        or its tokens are not worth one.
+        If there is no block for the copy, or too few tokens to be worth one, a model without
+        recurrent layers shares the whole blocks alone, and another model nothing.
 
         Returns:
-            Whether the slot holds all tokens up to `end`.
+            Whether the slot gained tokens; in a model with recurrent layers, all up to `end`.
         """
         whole = end // BLOCK_TOKENS
         new, start = path[len(held.nodes) + 1 : whole + 1], whole * BLOCK_TOKENS
@@ -477,7 +475,7 @@ class KvCache:
             self._prefixes.hold(node)
             held.share(node)
         if end > start:
-            if whole == len(held.blocks):  # `source` itself, if it is the one to be evicted
+            if whole == len(held.blocks):  # the new block may be `source`, evicted
                 held.put(whole, self._new_block())
             if held.blocks[whole] != source:
                 self._pool.copy(source, held.blocks[whole])

@@ -1,12 +1,12 @@
-"""Says what earlier requests left that fits a text's beginning: an exact trie, a root a client.
+"""Finds the longest cached prefix of a text: an exact trie of blocks, with one root per client.
 
 A node is a block of the KV cache. Its path from the root is the sequence of tokens from which its
-keys and values were computed, so two requests with equal beginnings hold the same nodes. Snapshots
-of recurrent states hang on the nodes, and go with them.
+keys and values were computed, so two requests with equal prefixes hold the same nodes. Snapshots
+of recurrent states belong to nodes, and are dropped with them.
 
-A node that no request holds stays cached until its block is needed; the least recently used one
-goes first. A request that holds a node also holds its ancestors, and releases them after the node.
-So the oldest cached node never has a child, and eviction never cuts a part of the trie off.
+A node that no request holds stays cached until its block is needed; the least recently used node
+is evicted first. A request that holds a node also holds its ancestors, and releases them after the
+node. So the oldest cached node never has a child, and eviction never cuts off part of the trie.
 
 Published ideas: RadixAttention (SGLang, arXiv 2312.07104) for the tree, PagedAttention (vLLM, arXiv
 2309.06180) for the blocks.
@@ -35,12 +35,12 @@ class PrefixSharing(StrEnum):
     """Which requests share blocks."""
 
     OFF = "off"  # none
-    CLIENT = "client"  # one client's: no client learns from timings what another one asked
+    CLIENT = "client"  # of one client: timings tell no client what another one asked
     ALL = "all"
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Number of equal tokens at the beginning of two sequences."""
+    """Length of the common prefix of two sequences."""
     pairs = enumerate(zip(left, right, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(left), len(right)))
 
@@ -49,14 +49,13 @@ class Node:
     """A block of the cache and its tokens.
 
     Attributes:
-        parent: node of the block before; None for a root, which has no block.
-        tokens: 64 tokens, or fewer in a cached block that is not full. Requests hold full blocks
-            only.
+        parent: node of the previous block; None for a root, which has no block.
+        tokens: 64 tokens, or fewer in a cached partial block; requests only hold full blocks.
         block: number of the block in the pool.
         end: number of tokens from the root to the end of this block.
         ref_count: number of requests that hold the node; 0: it is cached.
-        children: nodes of the blocks that follow, sorted by their tokens.
-        snapshots: the ones from which a text may continue somewhere after this block.
+        children: nodes of the next blocks, sorted by their tokens.
+        snapshots: snapshots from which a text can continue after this block.
     """
 
     __slots__ = ("block", "children", "end", "parent", "ref_count", "snapshots", "tokens")
@@ -71,7 +70,7 @@ class Node:
         self.snapshots: list[Snapshot] = []
 
     def walk(self, tokens: Sequence[int], most: int) -> list[Node]:
-        """The full blocks after this one that hold `tokens`, in the first `most` of them."""
+        """The full blocks below this one that match `tokens[:most]`, in order."""
         path, node = [], self
         for start in range(self.end, most - BLOCK_TOKENS + 1, BLOCK_TOKENS):
             block = tuple(tokens[start : start + BLOCK_TOKENS])
@@ -82,10 +81,10 @@ class Node:
         return path
 
     def closest(self, tokens: Tokens) -> tuple[int, int]:
-        """Find the child with the longest common beginning: a neighbour of where `tokens` belong.
+        """Find the child with the longest common prefix: a neighbour of where `tokens` would sort.
 
         Returns:
-            The number of its block, -1 for none, and the number of tokens that agree.
+            The number of its block (-1: none), and the length of the common prefix.
         """
         index = bisect_left(self.children, tokens, key=_TOKENS)
         siblings = self.children[max(0, index - 1) : index + 1]
@@ -98,14 +97,14 @@ class Snapshot:
     """A copy of a slot's recurrent state and of its latest inputs.
 
     Attributes:
-        node: the last full block before `least`; the snapshot hangs on it.
+        node: the last full block before `least`, to which the snapshot belongs.
         tail: the tokens after that block, up to where the snapshot was taken.
-        least: fewest tokens of the text after which it is valid, up to the tail's end.
-        first: position of the first inputs in it.
-        applied: number of tokens in its state.
+        least: the snapshot is valid from this number of tokens up to the end of the tail.
+        first: position of the first saved inputs.
+        applied: number of tokens in the state.
         state: the state; empty before the first token.
-        inputs: the inputs of positions from `first` on.
-        lasts: it was not taken on the way through a long prompt, or a request has used it.
+        inputs: the inputs of all positions from `first` on.
+        lasts: False if it was taken on the way through a long prompt and never used.
     """
 
     node: Node
@@ -119,7 +118,7 @@ class Snapshot:
 
     @property
     def end(self) -> int:
-        """Number of tokens after which it was taken."""
+        """Number of tokens at which the snapshot was taken."""
         return self.node.end + len(self.tail)
 
     @property
@@ -128,9 +127,9 @@ class Snapshot:
         return self.state.nbytes + self.inputs.nbytes
 
     def matchable_len(self, tokens: Sequence[int], most: int) -> int:
-        """The number of a text's tokens, at most `most`, after which it is valid; 0: none.
+        """The largest number of a text's tokens, at most `most`, at which it is valid; 0: none.
 
-        The text has gone through the snapshot's node.
+        The snapshot's node must be on the text's path.
         """
         start, end = self.node.end, min(self.end, most)
         length = start + common_prefix(self.tail, tokens[start:end])
@@ -140,10 +139,10 @@ class Snapshot:
 def longest_usable(
     path: Iterable[Node], tokens: Sequence[int], most: int
 ) -> tuple[int, Snapshot | None]:
-    """Find the snapshot on a text's path that is valid after most of its tokens, at most `most`.
+    """Find the snapshot on a text's path that covers most of its first `most` tokens.
 
     Returns:
-        The number of tokens, and the snapshot; 0 and None where there is none.
+        The number of tokens, and the snapshot; 0 and None if there is none.
     """
     best: tuple[int, Snapshot | None] = 0, None
     for node in path:
@@ -157,12 +156,12 @@ class PrefixCache:
     """The nodes of all clients.
 
     Args:
-        on_remove: called with each node that goes.
+        on_remove: called with each removed node.
 
     Attributes:
         cached_tokens: number of tokens in cached nodes.
         shared: number of nodes that several requests hold.
-        version: changes with each new node.
+        version: increases with each new node.
     """
 
     def __init__(self, on_remove: Callable[[Node], None]) -> None:
@@ -179,16 +178,16 @@ class PrefixCache:
         return len(self._cached)
 
     def root(self, client: str) -> Node:
-        """A client's root. It stays: clients are as many as there are keys."""
+        """A client's root. Roots are never removed: there are only as many as API keys."""
         return self._roots.setdefault(client, Node(None, (), -1))
 
     def insert(self, parent: Node, tokens: Tokens, block: int) -> Node:
-        """Cache a block below a node, unless another one begins with the same tokens.
+        """Cache a block below a node, unless another block starts with the same tokens.
 
-        A cached block whose tokens only begin the new one's goes.
+        A cached block whose tokens are a prefix of the new block's is removed.
 
         Returns:
-            The new node, or the other block's.
+            The new node, or the node of the other block.
         """
         siblings = parent.children
         index = bisect_left(siblings, tokens, key=_TOKENS)
@@ -197,7 +196,7 @@ class PrefixCache:
                 self._cached.move_to_end(node)
             return node
         if index and siblings[index - 1].tokens == tokens[: len(siblings[index - 1].tokens)]:
-            index -= 1  # there is at most one: no other block begins with its tokens
+            index -= 1  # there is at most one, as no other block starts with its tokens
             self._remove(siblings[index])
         node = Node(parent, tokens, block)
         siblings.insert(index, node)
@@ -206,14 +205,14 @@ class PrefixCache:
         return node
 
     def hold(self, node: Node) -> None:
-        """Hold a node for one more request, which holds the parent already."""
+        """Hold a node for one more request, which already holds the parent."""
         if not node.ref_count:
             self._uncache(node)
         node.ref_count += 1
         self.shared += node.ref_count == 2
 
     def release(self, node: Node) -> None:
-        """Release a node that one request held; the request releases the parent afterwards."""
+        """Release a request's hold on a node; the request releases the parent afterwards."""
         self.shared -= node.ref_count == 2
         node.ref_count -= 1
         if not node.ref_count:

@@ -1,16 +1,16 @@
-"""What recurrent layers keep for each slot: a state and the latest inputs, and snapshots of both.
+"""The memory of recurrent layers: each slot's state and latest inputs, and snapshots of both.
 
-The state is the one after the slot's first `applied` tokens. The inputs of the last positions are
-in a ring, by position, as the cache keeps keys. A pass replays inputs of the ring on the state up
-to where its own tokens begin, and leaves the state after its `num_committed` tokens: those behind
-may be rejected, and of them only the inputs stay. So nothing has to be undone: the next pass
-overwrites the inputs of rejected tokens. A short convolution has no state, it reads the ring alone.
+The state is that after the slot's first `applied` tokens. A ring buffer holds the inputs of the
+last positions. A pass replays inputs from the ring on the state, up to its own first token, and
+stores the state after its `num_committed` tokens. Later tokens may be rejected, so only their
+inputs are stored, and the next pass overwrites those of rejected tokens: nothing has to be undone.
+A short convolution has no state and reads only the ring.
 
-Unlike keys, what is older is gone. A request that begins like an earlier one therefore needs a
-snapshot: a copy of the state and of the inputs after it. It serves texts that diverge anywhere
-between the two, as long as the cache has the blocks up to there. Snapshots are about as large as a
-state, so they have a separate limit: those taken on the way through a long prompt are dropped
-first, then the least recently used one.
+Unlike keys, older states are gone. A request that shares an earlier one's prefix therefore needs a
+snapshot: a copy of the state and of the inputs after it. A text that diverges anywhere between the
+two can use it, if the cache has the blocks up to there. Snapshots are about as large as a state, so
+they have their own limit: those taken on the way through a long prompt are dropped first, then the
+least recently used.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from specops.runtime.kvcache.block_pool import CacheShape
 from specops.runtime.kvcache.prefix_cache import Floats, Node, Snapshot
 from specops.system.page_cache import ask_large_pages
 
-# At most, where memory allows. A request leaves two to four, and few slots serve no less of
-# conversations to return to, edits of them and other lists of tools.
+# The maximum, if memory allows. A request takes two to four. With few slots there are as many
+# conversations, edits and lists of tools to return to as with `_MIN_SLOTS`.
 _PER_SLOT, _MIN_SLOTS = 4, 8
 INTERVAL = 512  # tokens between two snapshots on the way through a long prompt
 
 
 def max_snapshots(slots: int) -> int:
-    """The most snapshots that are of use to the requests of this many slots."""
+    """The maximum number of snapshots that are useful with this many slots."""
     return _PER_SLOT * max(slots, _MIN_SLOTS)
 
 
@@ -43,16 +43,16 @@ class RecurrentStateCache:
     """States and rings of all slots, and snapshots of them. For one thread.
 
     Args:
-        shape: sizes of the model's cache; some layer is recurrent.
+        shape: sizes of the model's cache, with at least one recurrent layer.
         num_slots: number of slots.
-        snapshot_bytes: bound of all snapshots together; None: `max_snapshots` whole ones.
+        snapshot_bytes: maximum memory of all snapshots together; None: `max_snapshots` full ones.
 
     Attributes:
         descriptor: [5] int64, the operators' input `kept_inputs`: address, slots, positions of a
             ring, floats of a position, floats of a slot's states.
-        snapshot_bytes: the bound.
-        used_bytes: memory of the snapshots.
-        events: how many snapshots were taken, used and dropped; who reads it may clear it.
+        snapshot_bytes: maximum memory of the snapshots.
+        used_bytes: memory of the snapshots now.
+        events: number of snapshots taken, used and dropped; its reader may clear it.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class RecurrentStateCache:
         self._rings: Floats = memory[:, shape.state_floats :].reshape(
             num_slots, self._ring, shape.ring_floats_per_token
         )
-        # The positions of each slot whose inputs are in its ring, from the first up to the second;
-        # None: any, of measurements.
+        # The positions whose inputs are in each slot's ring, as a half-open range; None: any, for
+        # measurements.
         self._held: list[tuple[int, int] | None] = [(0, 0)] * num_slots
         self._applied = [0] * num_slots
-        self._restored: set[int] = set()  # slots of which no pass has computed anything since
+        self._restored: set[int] = set()  # slots that no pass has continued since
         self._snapshots: OrderedDict[Snapshot, None] = OrderedDict()  # least recently used first
         whole = max_snapshots(num_slots) * shape.slot_bytes
         self.snapshot_bytes = whole if snapshot_bytes is None else snapshot_bytes
@@ -94,33 +94,33 @@ class RecurrentStateCache:
         return len(self._snapshots)
 
     def clear(self, slot: int) -> None:
-        """Begin a sequence in a slot."""
+        """Start a new sequence in a slot."""
         self._held[slot] = 0, 0
         self._applied[slot] = 0
         self._restored.discard(slot)
 
     def zero(self, slot: int) -> None:
-        """Let a pass compute tokens of a slot at any position, as if zeros came before."""
+        """Let passes compute tokens of a slot at any position, from a state of zeros."""
         self._memory[slot] = 0
         self._held[slot] = None
 
     def write(
         self, slot: int, start: int, count: int, num_committed: int | None = None
     ) -> list[int]:
-        """Note that a pass computes `count` tokens of a slot from position `start` on.
+        """Record that a pass computes `count` tokens of a slot from position `start` on.
 
         Args:
-            slot: number of the slot.
+            slot: the slot's number.
             start: position of the first token.
             count: number of tokens.
-            num_committed: number of the slot's tokens that no later pass takes back; None: all.
+            num_committed: number of the slot's tokens that can no longer be rejected; None: all.
 
         Returns:
-            The numbers of tokens in the state before and after the pass, the operators' input
+            The numbers of tokens in the state before and after the pass: the operators' input
             `progress`.
 
         Raises:
-            ValueError: the inputs or the state before them are gone, or were never computed.
+            ValueError: the state or the inputs before `start` are gone or were never computed.
         """
         if not self.holds(slot, start):
             raise ValueError(
@@ -148,18 +148,18 @@ class RecurrentStateCache:
         return applied <= length <= held[1] and max(0, length - self._before) >= held[0]
 
     def save(self, slot: int, path: Sequence[Node], tokens: Sequence[int], *, lasts: bool) -> None:
-        """Take a snapshot after `tokens`, all of a slot's, if the slot holds what that needs.
+        """Take a snapshot after all final tokens of a slot, if the slot still has the inputs.
 
         Args:
-            slot: number of the slot.
+            slot: the slot's number.
             path: the root and the nodes of the tokens' full blocks.
-            tokens: the slot's final ones.
-            lasts: others are dropped first.
+            tokens: the slot's final tokens.
+            lasts: whether to keep it longer than snapshots that do not last.
         """
         length, held, applied = len(tokens), self._held[slot], self._applied[slot]
         if not length or held is None or not self.holds(slot, length):
             return
-        if slot in self._restored:  # a request that got too few blocks: this one is there
+        if slot in self._restored:  # a request that got too few blocks: this snapshot exists
             return
         for old in _whole(path, tokens):
             if old.end == length:
@@ -186,7 +186,7 @@ class RecurrentStateCache:
     def restore(
         self, slot: int, snapshot: Snapshot, path: Iterable[Node], tokens: Sequence[int]
     ) -> None:
-        """Let a slot continue after `tokens`, for which the snapshot is usable; see `save`."""
+        """Let a slot continue after `tokens`, for which the snapshot is valid; see `save`."""
         places = np.arange(snapshot.first, len(tokens)) % self._ring
         self._rings[slot, places] = snapshot.inputs[: len(places)]
         self._states[slot, : snapshot.state.size] = snapshot.state
@@ -195,13 +195,13 @@ class RecurrentStateCache:
         self._restored.add(slot)
         snapshot.lasts = True
         self._snapshots.move_to_end(snapshot)
-        # Those before it are in use as well. The shortest goes last: a text that grows step by
-        # step, as an agent's does, leaves new ones all the time, and returns to where it began.
+        # The snapshots before it are in use, too. The shortest is evicted last: a text that grows
+        # step by step, as an agent's does, adds new ones all the time and returns to its start.
         for item in sorted(_whole(path, tokens), key=lambda item: -item.end):
             self._snapshots.move_to_end(item)
 
     def drop(self, snapshot: Snapshot) -> None:
-        """Give a snapshot's memory back."""
+        """Free a snapshot's memory."""
         snapshot.node.snapshots.remove(snapshot)
         del self._snapshots[snapshot]
         self.used_bytes -= snapshot.nbytes
@@ -209,6 +209,6 @@ class RecurrentStateCache:
 
 
 def _whole(path: Iterable[Node], tokens: Sequence[int]) -> list[Snapshot]:
-    """The snapshots on a path whose tokens are all a beginning of `tokens`."""
+    """The snapshots on a path whose tokens are a prefix of `tokens`."""
     found = [item for node in path for item in node.snapshots]
     return [item for item in found if item.matchable_len(tokens, len(tokens)) == item.end]
