@@ -101,7 +101,7 @@ def test_a_table_is_made_with_interruptions_serves_and_goes_on(
     assert f"- {greedy}\n- {drawn}\n" in card
     assert "held-out conversations (1)" in card
     assert "tokens of text from an empty prompt" in card  # it is no chat model
-    assert "Without it the lookup has no table" in card
+    assert 'The rows "without" have no table' in card
 
     patch = {"SPECOPS_CACHE_DIR": str(settings.cache_dir), "SPECOPS_THREADS": str(THREADS)}
     for name, value in patch.items():
@@ -356,7 +356,7 @@ def test_a_preset_s_own_table_is_what_a_new_one_is_measured_against(
     make_ngrams(settings, tmp_path / "table", MINUTES, said.append, clock=clock())
     assert seen == [str(tmp_path / "own")]
     assert "demo comes with a table: the new one is measured against it" in said
-    assert "has the preset's table." in (tmp_path / "table" / "README.md").read_text()
+    assert "have the preset's table." in (tmp_path / "table" / "README.md").read_text()
 
 
 def test_a_full_disk_is_named(

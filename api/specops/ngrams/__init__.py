@@ -1,5 +1,5 @@
-"""Makes a table of n-grams for a model, on this machine and only from texts of the model itself.
+"""Makes a table of n-grams for a model, on this machine and only from texts that the model writes.
 
-The engine writes conversations (`conversations`), what mostly follows one to three tokens in them
-is counted (`table`), and the suffix lookup is measured with the table and without (`evaluation`).
+The engine writes conversations (`conversations`), `table` counts the most frequent successors of
+one to three tokens, and `evaluation` measures the suffix lookup with and without the table.
 """

@@ -19,15 +19,15 @@ def card(
 
     Args:
         target: name of the model.
-        results: the measured speeds, by temperature.
-        conversations: all that the model has written.
-        minutes: of writing.
-        before: figures of the lookup without the table.
+        results: the measured speeds, one per temperature.
+        conversations: all conversations that the model wrote.
+        minutes: time spent on writing them.
+        before: description of the table that the new one is compared with.
     """
     written = sum(len(item.tokens) for item in conversations)
     prompts = {item.prompt.tobytes() for item in conversations}
     texts = "answers to messages that it wrote itself, at temperatures from 0 to 1"
-    if len(prompts) == 1:  # it is no chat model
+    if len(prompts) == 1:  # not a chat model
         texts = "text from an empty prompt, at temperature 1"
     speeds = "\n".join(
         f"| {way} | {result.temperature} | {speed:.2f} | {result.tokens_per_pass[way]:.2f} |"
@@ -39,8 +39,8 @@ def card(
 
 The most frequent successor of one to three tokens, in texts that {target} wrote itself. The drafter
 `suffix` takes draft tokens from here when neither the request nor earlier ones promise more. The
-model verifies every draft token, so the output does not change. Made by `specops draft make`; to
-use it, set `SPECOPS_DRAFT` to this folder.
+model verifies every draft token, so the output does not change. `specops draft make` made this
+table; to use it, set `SPECOPS_DRAFT` to this folder.
 
 ## How it was made
 
@@ -55,14 +55,14 @@ measurements below.
 {speeds}
 
 Measured on held-out conversations ({first.prompts}), one at a time, on {first.threads} threads with
-{kernels.kernel()} kernels. Without it the lookup has {before}. A table pays where it raises both
-the speed and the tokens per pass by more than 2 %, in more conversations than chance explains (sign
+{kernels.kernel()} kernels. The rows "without" have {before}. A table pays if it raises both the
+speed and the tokens per pass by more than 2 %, in more conversations than chance explains (sign
 test, 5 %). On this machine:
 
 {verdicts}
 
 ## Limits
 
-The table knows only texts that the model wrote. In other texts, such as other languages, more draft
-tokens are wrong, and the service asks for fewer.
+The table covers only texts that the model wrote. In other texts, such as other languages, more
+draft tokens are wrong, and the service asks for fewer.
 """

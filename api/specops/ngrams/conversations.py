@@ -1,9 +1,9 @@
-"""A model's own conversations: it writes a user's message, and then the answer to it.
+"""Lets a model write conversations: first a user's message, then the answer to it.
 
-The engine runs as many texts at once as there are slots. A chat model gets the beginning of its
-template and a starter, and completes the user's message; then it answers this message. A model
-without a template writes texts from an empty prompt. Starter, temperature and seed of a text follow
-from its number, so that an interrupted run can continue.
+The engine runs as many texts at once as there are slots. A chat model gets the start of its
+template and a starter, completes the user's message, and then answers it. A model without a
+template writes texts from an empty prompt. Starter, temperature and seed of a text follow from its
+number, so that an interrupted run can continue.
 """
 
 from collections import Counter
@@ -20,24 +20,24 @@ from specops.text.chat_template import question, with_system
 
 _MESSAGE_TOKENS = 64  # maximum tokens of a user's message
 _ANSWER_TOKENS = 320
-_SHORTEST = 8  # fewest tokens of an answer that is kept
-# Messages are sampled for variety; answers with the temperatures of clients, also greedily.
+_SHORTEST = 8  # minimum tokens of an answer worth keeping
+# Messages are sampled for variety, answers at temperatures that clients use, 0 included.
 _MESSAGE = SamplingParams(temperature=1.0, top_p=0.95)
 _TEMPERATURES = (0.0, 0.4, 0.7, 1.0)
 _GRAM = 4  # tokens of a gram
-_MIN_DISTINCT = 0.5  # share of distinct grams; an answer with fewer repeats itself
-_ATTEMPTS = 12  # conversations of each temperature, before giving up
+_MIN_DISTINCT = 0.5  # share of distinct grams below which an answer repeats itself
+_ATTEMPTS = 12  # conversations per temperature before giving up
 
 
 @dataclass(slots=True)
 class Text:
-    """A text that is being written.
+    """A text in progress.
 
     Attributes:
         number: number of the conversation.
-        sampling: how its tokens are sampled.
+        sampling: sampling parameters.
         prompt: tokens of the prompt.
-        starter: beginning of a user's message; None for an answer.
+        starter: first words of a user's message; None for an answer.
         tokens: tokens so far.
     """
 
@@ -49,25 +49,25 @@ class Text:
 
     @property
     def name(self) -> str:
-        """Different for a message and the answer to it."""
+        """The request id, different for a message and its answer."""
         return f"{self.number}/{'message' if self.starter else 'answer'}"
 
     @property
     def most(self) -> int:
-        """Most tokens."""
+        """Maximum number of tokens."""
         return _ANSWER_TOKENS if self.starter is None else _MESSAGE_TOKENS
 
 
 class Writer:
-    """Lets an engine write conversations, as many at the same time as it has slots.
+    """Lets an engine write as many conversations at once as it has slots.
 
     Args:
         engine: an engine without other requests.
         first: number of the first conversation.
 
     Attributes:
-        ended: by temperature, number of conversations that have ended.
-        kept: number of those that were worth keeping.
+        ended: number of finished conversations, by temperature.
+        kept: number of finished conversations worth keeping.
     """
 
     def __init__(self, engine: Engine, first: int) -> None:
@@ -79,11 +79,11 @@ class Writer:
 
     @property
     def writes_nothing(self) -> bool:
-        """Whether many conversations of each temperature have ended, and none was worth keeping."""
+        """Whether many conversations of each temperature are finished, none worth keeping."""
         return not self.kept and min(self.ended[at] for at in _TEMPERATURES) >= _ATTEMPTS
 
     def write(self) -> list[Conversation]:
-        """Write a little more; return the conversations that have ended, if worth keeping."""
+        """Run one step; return the conversations that it finished, if worth keeping."""
         while len(self._texts) < self._engine.info.slots:
             self._begin(self._next)
             self._next += 1
@@ -95,11 +95,11 @@ class Writer:
         return self._worth_keeping(finished)
 
     def unfinished(self) -> list[Conversation]:
-        """The conversations that have not ended, if worth keeping as they are."""
+        """The unfinished conversations that are worth keeping as they are."""
         return self._worth_keeping(self._texts.values())
 
     def _finished(self) -> list[Text]:
-        """Write a little more; return the texts that are finished."""
+        """Run one step; return the texts that it finished."""
         finished = []
         for output in self._engine.scheduler.step().outputs:
             text = self._texts[output.request_id]
@@ -158,7 +158,7 @@ class Writer:
 
 
 def _temperature(number: int) -> float:
-    """At which the answer of a conversation is written; by its number."""
+    """The temperature of a conversation's answer, from its number."""
     return _TEMPERATURES[number % len(_TEMPERATURES)]
 
 

@@ -1,8 +1,8 @@
-"""Measures the suffix lookup with a table of n-grams, on conversations that it does not count.
+"""Measures the suffix lookup with a table of n-grams, on held-out conversations.
 
-Beside it stand plain decoding and the lookup without the table, or with the one that a preset comes
-with. One request runs at a time. The ways alternate prompt by prompt, so that other load on the
-machine affects all of them alike.
+It compares with plain decoding, and with the lookup without the table or with the preset's table.
+One request runs at a time. The three variants alternate prompt by prompt, so that other load on the
+machine affects them alike.
 """
 
 import math
@@ -16,12 +16,12 @@ from specops.engine.engine import NO_DRAFTER, Engine
 from specops.ngrams.storage import Conversation
 from specops.request import GenerationRequest, GenerationStats, SamplingParams
 
-_PROMPTS = 24  # most prompts that are measured
-_MIN_PROMPTS = 5  # that are measured however long it takes: fewer cannot tell chance apart
-_TOKENS = 128  # most tokens of an answer
+_PROMPTS = 24  # maximum number of measured prompts
+_MIN_PROMPTS = 5  # minimum, however long it takes: fewer can never be significant
+_TOKENS = 128  # maximum tokens of an answer
 _TEMPERATURES = (0.0, 0.7)
 _PAYS = 1.02  # a smaller speedup is not worth a table
-_CHANCE = 0.05  # a result that chance gives so often is not believed
+_CHANCE = 0.05  # significance level
 _LOOKUP = "suffix"
 _PLAIN, _BEFORE, _TABLE = _WAYS = ("plain", "without", "with")  # the table
 
@@ -33,12 +33,12 @@ class Evaluation:
     """Results of a measurement.
 
     Attributes:
-        temperature: at which the answers were sampled.
+        temperature: sampling temperature of the answers.
         prompts: number of prompts.
-        threads: number of threads that computed.
-        faster: number of prompts that were answered faster with the table than in both other ways.
-        speedup: median speedup over plain decoding, by whether the lookup is with the table.
-        tokens_per_pass: the same, tokens per forward pass.
+        threads: number of compute threads.
+        faster: number of prompts that the table answered faster than both other variants.
+        speedup: median speedup over plain decoding, `with` the table and `without`.
+        tokens_per_pass: tokens per forward pass, likewise.
     """
 
     temperature: float
@@ -50,9 +50,9 @@ class Evaluation:
 
     @property
     def pays(self) -> bool | None:
-        """Whether the table makes more answers faster than chance explains, or fewer (sign test).
+        """Whether the table made significantly more answers faster (sign test).
 
-        None: neither.
+        False: significantly fewer. None: neither.
         """
         if _by_chance(self.prompts - self.faster, self.prompts) < _CHANCE:
             return False
@@ -60,7 +60,7 @@ class Evaluation:
 
     @property
     def verdict(self) -> str:
-        """The result in a few words."""
+        """The result in one sentence."""
         drawn = f"at temperature {self.temperature}" if self.temperature else "greedily"
         judged = {
             True: "the table pays",
@@ -77,7 +77,7 @@ class Evaluation:
 
 
 def _by_chance(count: int, prompts: int) -> float:
-    """The probability that a coin tossed for each prompt shows heads this often, or more."""
+    """The probability of at least `count` heads if a coin is tossed for each prompt."""
     return 0.5**prompts * sum(math.comb(prompts, n) for n in range(count, prompts + 1))
 
 
@@ -91,13 +91,13 @@ def evaluate(
     """Measure the table of `settings.draft`, greedily and at temperature 0.7, with seeds.
 
     Args:
-        settings: the settings.
-        before: the setting `draft` without it.
-        conversations: conversations that it does not count, at least one.
-        seconds: after which no further conversation is begun.
+        settings: settings that load the model with the new table.
+        before: the setting `draft` to compare with.
+        conversations: held-out conversations, at least one.
+        seconds: time limit for starting another conversation.
         clock: returns seconds.
     """
-    # Answers of one way must not help those of another.
+    # The answers of one variant must not help another.
     settings = replace(settings, slots=1, prefix_cache="client")
     table, other = (
         Engine.load(replace(settings, draft=draft)) for draft in (settings.draft, before)
@@ -143,7 +143,7 @@ def _summary(
 
 
 def _helped(plain: GenerationStats, before: GenerationStats, table: GenerationStats) -> bool:
-    """Whether the table made an answer faster, in passes too: time alone may be a disturbance."""
+    """Whether the table saved both time and passes: time alone may be noise."""
     best = max(plain.tokens_per_second, before.tokens_per_second)
     saved = before.sequence_steps > _PAYS * table.sequence_steps
     return saved and table.tokens_per_second > _PAYS * best
@@ -156,7 +156,7 @@ def _answer(
     way: str,
     temperature: float,
 ) -> GenerationStats:
-    """Return the figures of the answer in one of the ways."""
+    """Answer a conversation's prompt with one of the variants; return the figures."""
     request = GenerationRequest(
         request_id=f"{conversation.number}-{way}",
         prompt_tokens=tuple(conversation.prompt.tolist()),

@@ -1,4 +1,4 @@
-"""Makes a model's table of n-grams: conversations, the table, measurements, the card.
+"""Makes a model's table of n-grams: conversations, the table, measurements, the model card.
 
 All intermediate files stay in a folder next to the new one. So a call can continue after an
 interruption, and a later call with more time continues the work of earlier ones.
@@ -32,10 +32,10 @@ from specops.ngrams.table import make_table
 from specops.system.folders import atomic_file, atomic_folder
 
 _WRITING = 0.9  # share of the time; the rest is for measurements
-_SLOTS, _CONTEXT = 24, 512  # while conversations are written; the context also while measured
-_HELD_OUT = 19  # every 19th conversation is for measuring only; of all temperatures
+_SLOTS, _CONTEXT = 24, 512  # for writing; measuring uses the same context
+_HELD_OUT = 19  # every 19th conversation is held out; this covers all temperatures
 _REPORT_SECONDS, _SAVE_SECONDS = 20.0, 60.0
-_NOTHING = (  # with their number
+_NOTHING = (  # formatted with their number
     "the model's first {} texts repeat themselves or end at once, so their n-grams say nothing: "
     "look at its answers (`specops generate`), and take other weights or another model"
 )
@@ -52,20 +52,20 @@ def make_ngrams(
     more: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Evaluation]:
-    """Make a model's table of n-grams; return its measurements, by temperature.
+    """Make a model's table of n-grams; return its measurements, one per temperature.
 
     Args:
-        settings: name the model; settings of drafts are ignored.
+        settings: name the model; the draft settings are ignored.
         out: the folder to write; `out` with the suffix `.making` keeps the intermediate files.
-        minutes: duration of the whole work, over all calls; loading is not counted.
+        minutes: duration of the whole work, over all calls, without loading.
         tell: called with progress lines.
-        more: add the minutes to what earlier calls were given.
+        more: add the minutes to those of earlier calls.
         clock: returns seconds.
 
     Raises:
         ModelError, ModelLoadError, ConfigError, TokenizerError: the message says what to do.
         PromptTooLong: the model's context is shorter than the start of a conversation.
-        OSError: a folder cannot be written, or `out` holds something else than a table.
+        OSError: a folder cannot be written, or `out` contains anything but a table.
     """
     out = out.resolve()
     if (out / CONFIG).exists():
@@ -75,10 +75,10 @@ def make_ngrams(
         progress = Progress(work / "progress.json", clock)
         try:
             made = _make(settings, path, progress, tell, minutes=minutes, more=more)
-        except OSError as error:  # who writes to an open file does not name it
-            code = error.errno or errno.ENOSPC  # numpy words it differently
+        except OSError as error:  # errors of writing to an open file do not name it
+            code = error.errno or errno.ENOSPC  # numpy's error for a full disk has no number
             raise OSError(code, os.strerror(code), error.filename or str(work)) from error
-    progress.known["finished"] = True  # now that it has taken the place of an earlier one
+    progress.known["finished"] = True  # only now, after it has replaced an earlier table
     progress.save()
     return made
 
@@ -86,7 +86,7 @@ def make_ngrams(
 def _make(
     settings: Settings, path: Path, progress: Progress, tell: Tell, *, minutes: float, more: bool
 ) -> list[Evaluation]:
-    """Make a table in the folder `path`; intermediate files go next to `progress`'s own."""
+    """Make a table in the folder `path`; intermediate files go to the folder of `progress`."""
     alone = replace(settings, draft="none", drafter="none", slots=_SLOTS, context=_CONTEXT)
     choice = choose(alone)
     folder = prepare(
@@ -101,9 +101,9 @@ def _make(
     texts = [item for item in conversations if item.number % _HELD_OUT]
     if not texts or not unseen:
         raise ModelError(
-            f"{choice.name} has written too little to count ({len(conversations)} texts; what "
-            "repeats itself or ends at once does not count): the same command with more --minutes "
-            "continues from here"
+            f"{choice.name} has written too little to count ({len(conversations)} texts; those "
+            "that repeat themselves or end at once do not count): the same command with more "
+            "--minutes continues from here"
         )
     np.save(path / NGRAMS, make_table(texts))
     own = choose(replace(settings, draft="")).draft
@@ -112,11 +112,8 @@ def _make(
         before = str(own)
         tell(f"{choice.name} comes with a table: the new one is measured against it")
     left = 60 * (1 - _WRITING) * minutes
-    tell(
-        "measuring the table on conversations that are not counted in it, for about "
-        f"{max(1, left / 60):.0f} min"
-    )
-    # In the context that they were written in: in a shorter one they might not fit.
+    tell(f"measuring the table on held-out conversations, for about {max(1, left / 60):.0f} min")
+    # In the context in which they were written: they might not fit into a shorter one.
     served = replace(settings, draft=str(path), drafter="", context=_CONTEXT)
     evaluations = evaluate(served, before, unseen, left, progress.clock)
     text = card(
@@ -131,19 +128,19 @@ def _make(
 
 
 class Progress:
-    """The state of a table that is being made, kept in a file.
+    """The state of the work on a table, saved in a file.
 
     Args:
-        file: the file; its folder is made if missing.
+        file: the file; its folder is created if missing.
         clock: returns seconds.
 
     Attributes:
-        folder: keeps the file.
-        conversations: the file that keeps the target's texts.
-        known: seconds of writing so far (`written`), and the methods' additions.
+        folder: the folder of the file.
+        conversations: the file with the model's texts.
+        known: the content: seconds of writing so far (`written`), and the methods' additions.
 
     Raises:
-        ModelError: the file is from another version.
+        ModelError: the file is damaged or from another version.
     """
 
     def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -166,26 +163,31 @@ class Progress:
             partial.write_text(json.dumps(self.known) + "\n", encoding="utf-8")
 
     def keep_to(self, name: str, source_digest: str, hidden_size: int) -> None:
-        """Note whose conversations these are. Another quantization of a model is the same one.
+        """Record the model of the conversations. Its quantization does not matter.
+
+        Args:
+            name: name of the model.
+            source_digest: digest of its source; empty: unknown.
+            hidden_size: width of its layers.
 
         Raises:
-            ModelError: they are another model's.
+            ModelError: the folder's conversations are from another model.
         """
-        if not self.conversations.exists():  # nothing of the earlier model's is there
+        if not self.conversations.exists():  # an earlier model left nothing
             self.known.pop("target", None)
         own = {"source_digest": source_digest or name, "hidden_size": hidden_size}
         known = self.known.setdefault("target", {"name": name, **own})
         if any(known[key] != own[key] for key in own):
             raise ModelError(
-                f"{self.folder} keeps conversations of another model or another download of it, "
+                f"{self.folder} has conversations of another model or another download of it, "
                 f"{known['name']}: choose another --out, or remove that folder"
             )
         self.save()
 
     def plan(self, minutes: float, *, more: bool) -> float:
-        """The minutes of the whole work. An unfinished call, repeated, has the same end.
+        """The minutes of the whole work. An unfinished call, repeated, keeps its total.
 
-        A finished one is not taken back by fewer minutes: `more` counts from what was done.
+        Fewer minutes never shorten finished work; `more` adds to it.
         """
         asked = {"minutes": minutes, "more": more}
         before, finished = self.known.get("minutes", 0.0), self.known.get("finished", True)
@@ -200,10 +202,16 @@ class Progress:
 def _written(
     open_writer: Callable[[int], Writer], progress: Progress, seconds: float, tell: Tell
 ) -> list[Conversation]:
-    """All conversations; writes more of them until they have taken `seconds`, over all calls.
+    """All conversations, after writing more until all calls together have taken `seconds`.
+
+    Args:
+        open_writer: loads the engine; takes the number of the first new conversation.
+        progress: the state so far, updated.
+        seconds: time for writing, over all calls.
+        tell: called with progress lines.
 
     Raises:
-        ModelError: nothing that the model writes is of use.
+        ModelError: the model writes nothing useful.
     """
     store = ConversationStore(progress.conversations)
     found = store.read()
@@ -230,7 +238,7 @@ def _written(
             if tell_due():
                 tell(
                     f"writing: {tokens:,} tokens, {tokens / (spent - before):,.0f} tokens/s, "
-                    f"{writer.kept:,} of {writer.ended.total():,} texts of use, "
+                    f"{writer.kept:,} of {writer.ended.total():,} texts kept, "
                     f"about {max(0.0, seconds - spent) / 60:.0f} min of writing left"
                 )
             if save_due():

@@ -1,6 +1,6 @@
 """First words of user messages, so that a model writes messages of many kinds.
 
-With sampling alone, a model writes similar messages again and again.
+With sampling alone, a model writes similar messages over and over.
 """
 
 STARTERS: tuple[str, ...] = (

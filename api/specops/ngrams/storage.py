@@ -1,4 +1,4 @@
-"""Texts that a model has written, in one file: one that was torn by an interruption is cut off."""
+"""Stores the texts that a model has written in one file, and drops one cut off by a crash."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +12,9 @@ class Conversation:
     """A prompt and the model's answer to it.
 
     Attributes:
-        number: number of the conversation; decides its starter and sampling.
-        prompt: int32, tokens of the prompt.
-        tokens: int32 [n], tokens of the answer.
+        number: number of the conversation; determines its starter and sampling.
+        prompt: [m] int32, tokens of the prompt.
+        tokens: [n] int32, tokens of the answer.
     """
 
     number: int
@@ -23,14 +23,14 @@ class Conversation:
 
 
 class ConversationStore:
-    """Conversations in a file of int32: of each its number, both lengths, and its tokens."""
+    """Conversations in a file of int32: for each its number, both lengths, and its tokens."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._end: int | None = None  # bytes that were read or written whole
+        self._end: int | None = None  # bytes of complete conversations, once known
 
     def add(self, conversation: Conversation) -> None:
-        """Append a conversation, in the place of a torn one if the file has been read."""
+        """Append a conversation. If the file has been read, this overwrites a truncated one."""
         head = np.array([conversation.number, len(conversation.prompt), len(conversation.tokens)])
         row = np.concatenate([head, conversation.prompt, conversation.tokens]).astype(np.int32)
         with self._file.open("ab") as file:
@@ -39,7 +39,7 @@ class ConversationStore:
             self._end = file.tell()
 
     def read(self) -> list[Conversation]:
-        """All of them, in the order in which they were written, up to a torn one."""
+        """All complete conversations, in the order of writing."""
         if not self._file.exists():
             return []
         numbers = np.fromfile(self._file, np.int32)

@@ -1,7 +1,7 @@
 """Makes tables of n-grams: the most frequent successor of one to three tokens in a model's texts.
 
-A lookup in such a table takes microseconds and finds what neither the request nor earlier ones
-contain. `runtime/suffixes.py` has the format.
+A lookup takes microseconds, and finds continuations that neither the request nor earlier ones
+contain. `runtime/suffixes.py` describes the format.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from specops.ngrams.storage import Conversation
 
-_LONGEST = 3  # tokens that are looked up
-_LOAD = 0.75  # share of places with an entry
-_MIN_COUNT = 2  # what occurred less often is chance
+_LONGEST = 3  # maximum number of tokens in a key
+_LOAD = 0.75  # load factor of the hash table
+_MIN_COUNT = 2  # rarer successors are chance
 _GOLDEN, _MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 _HALF = np.uint64(32)
 
@@ -27,7 +27,7 @@ def make_table(conversations: Sequence[Conversation]) -> Words:
     """Count which token followed most often in the answers of conversations.
 
     Returns:
-        [n], the table.
+        The table [n]. A longer n-gram is only in it if it predicts another token than its suffix.
     """
     parts, shorter = [], None
     for order in range(1, _LONGEST + 1):
@@ -41,7 +41,7 @@ def make_table(conversations: Sequence[Conversation]) -> Words:
     size = max(1, int(len(hashes) / _LOAD))
     homes = ((hashes >> _HALF) * np.uint64(size) >> _HALF).astype(np.int64)
     by_home = np.argsort(homes, kind="stable")
-    # The first free place from its own on, where those before have theirs already.
+    # Linear probing: each entry takes the first free place from its home on.
     ranks = np.arange(len(homes))
     places = np.maximum.accumulate(homes[by_home] - ranks) + ranks
     table = np.zeros(max(size, int(places.max(initial=0)) + 1) + 2, np.uint64)
@@ -55,9 +55,9 @@ class _Counted(NamedTuple):
 
     Attributes:
         hashes: [n], sorted.
-        endings: [n], hashes of their tokens but the first.
-        following: [n], the tokens that mostly followed.
-        shares: [n], how often these did.
+        endings: [n], hashes of all their tokens but the first.
+        following: [n], the most frequent successors.
+        shares: [n], how often these followed, 0 to 1.
     """
 
     hashes: Words
@@ -66,7 +66,7 @@ class _Counted(NamedTuple):
     shares: npt.NDArray[np.float64]
 
     def differs(self, shorter: _Counted) -> npt.NDArray[np.bool_]:
-        """Which predict another token than their endings do."""
+        """[n], whether each predicts another token than its ending does."""
         at = np.searchsorted(shorter.hashes, self.endings)
         hashes, following = (np.append(one, np.uint64(0)) for one in shorter[::2])
         other: npt.NDArray[np.bool_] = hashes[at] != self.endings
@@ -97,7 +97,7 @@ def _counted(conversations: Sequence[Conversation], order: int) -> _Counted:
 
 
 def _hash(grams: Words) -> Words:
-    """Hashes of n-grams [n, order], as `kernels/suffixes.c` has them."""
+    """Hashes of n-grams [n, order], as in `kernels/suffixes.c`."""
     word = np.full(len(grams), grams.shape[1], np.uint64)
     for column in grams.T:
         word = (word ^ column) * _GOLDEN
