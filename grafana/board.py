@@ -1,4 +1,4 @@
-"""The shared parts of all dashboards: title, state, links, variables, annotations, places."""
+"""The shared parts of all dashboards: title, state, links, variables, annotations, layout."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
@@ -19,14 +19,20 @@ def board(
 ) -> Json:
     """Build one dashboard, titled with the product's name and the `question` that it answers.
 
-    It can be imported into another Grafana: its data source and the job are variables, with what
-    Grafana is provisioned with here as their values.
+    It can be imported into another Grafana: data source and job are variables, whose defaults are
+    the provisioned ones.
+
+    Args:
+        uid: the last part of the dashboard's id.
+        question: the question, for the title.
+        description: one sentence for Grafana's list.
+        sections: each yields a row, then its panels, in order.
     """
     panels = []
     for section in sections:
         first, *others = section()
         if first.get("collapsed"):
-            first["panels"], others = others, []  # they stand in the row
+            first["panels"], others = others, []  # a folded row contains its panels
         panels += [first, *others]
     _place(panels, 0, count(1))
     return {
@@ -51,7 +57,7 @@ def board(
 def _place(panels: Iterable[Json], top: int, numbers: Iterator[int]) -> None:
     """Number the panels and lay them out from left to right, from `top` on.
 
-    What a folded row holds stands below it, and takes no room.
+    The panels of a folded row get places below it, but take no room.
     """
     left, height = 0, 0
     for panel in panels:
@@ -65,7 +71,7 @@ def _place(panels: Iterable[Json], top: int, numbers: Iterator[int]) -> None:
 
 
 def row(title: str, *, folded: bool = False) -> Json:
-    """The title of the panels below. Folded, a click opens it: most services have none of it."""
+    """The title of the panels below; `folded` where most services have no data for them."""
     place = {"h": 1, "w": WIDTH}
     return {"type": "row", "title": title, "collapsed": folded, "gridPos": place, "panels": []}
 
@@ -76,13 +82,13 @@ def killed() -> str:
 
 
 def state(width: int = 3, *, title: str = "State", counted: bool = False) -> Json:
-    """How the service is; with `counted` it says how many replicas are in each state."""
+    """The service's state; with `counted`, the number of replicas in each state."""
     return words(
         title,
-        "`ready`: the model answers requests. `idle`: it would, and none came in the last minute. "
-        "`unreachable`: Prometheus gets no figures from the API, so no panel has new ones; is it "
-        "running? Prometheus' page /targets says why. `failed`: GET /health says why. Any other "
-        "word is on its way to `ready`. Several replicas: each of their states.",
+        "`ready`: the model answers requests. `idle`: it is ready, but no request came in the last "
+        "minute. `unreachable`: Prometheus cannot scrape the API, so no panel has new data; is it "
+        "running? Prometheus' page /targets says why. `failed`: GET /health says why. All other "
+        "states lead to `ready`. With several replicas, it shows each of their states.",
         states(),
         STATE_COLOURS,
         width=width,
@@ -92,12 +98,12 @@ def state(width: int = 3, *, title: str = "State", counted: bool = False) -> Jso
 
 
 def memory_of_the_cap(width: int = 3) -> Json:
-    """How near it is to being killed for memory."""
+    """How close the service is to being killed for memory."""
     return tile(
         "Memory of the cap",
-        "Anonymous memory, which cannot be dropped, as a share of the limit. Above 90 % the kernel "
-        "swaps or kills: a smaller KV cache (SPECOPS_KV_TOKENS, SPECOPS_KV_DTYPE=int8) or "
-        "smaller weights (SPECOPS_QUANT).",
+        "Anonymous memory, which the kernel cannot drop, as a share of the limit. Above 90 % the "
+        "kernel swaps, or kills the service: choose a smaller KV cache (SPECOPS_KV_TOKENS, "
+        "SPECOPS_KV_DTYPE=int8) or smaller weights (SPECOPS_QUANT).",
         "percentunit",
         part("specops_memory_bytes", 'kind="anon"', 'kind="limit"'),
         width=width,
@@ -108,12 +114,12 @@ def memory_of_the_cap(width: int = 3) -> Json:
 
 
 def memory_against_the_cap() -> Json:
-    """The same over time, with what can be dropped."""
+    """The same over time, with the page cache."""
     return curves(
         "Memory against the cap",
-        "`anon` cannot be dropped and must stay below the limit; `file` is page cache, weights "
-        "among it, and is dropped when needed, at the price of reading them again. A total "
-        "near the limit is no problem by itself.",
+        "`anon` cannot be dropped and must stay below the limit. `file` is page cache, which holds "
+        "the weights; the kernel drops it when it needs the memory, and reads it again later. A "
+        "total near the limit is no problem by itself.",
         "bytes",
         {
             "{{kind}}": now_by("kind", "specops_memory_bytes", 'kind=~"anon|file"'),
@@ -149,7 +155,7 @@ def _variables() -> Iterator[Json]:
             "datasource": DATASOURCE,
             "query": {"query": query, "refId": name},
             "refresh": 2,  # whenever the time range changes
-            "sort": 1,  # by the alphabet
+            "sort": 1,  # alphabetically
             **more,
         }
 
@@ -164,14 +170,14 @@ def _variables() -> Iterator[Json]:
     yield query("job", "Job", "Prometheus' name for the API", jobs, **chosen("specops", "specops"))
     models = 'label_values(specops_model_info{job=~"$job"}, name)'
     yield query("model", "Model", "what is served", models, **several, allValue=".*")
-    # Only the instances that serve the chosen models, so the model filters every panel.
+    # Only the instances that serve the chosen models: so the model filters every panel.
     instances = 'label_values(specops_model_info{job=~"$job", name=~"$model"}, instance)'
     yield query("instance", "Instance", "which API", instances, **several)
 
 
 def _begins(expr: str, selector: str) -> str:
-    """Where the expression has a value and had none one step before: Grafana then draws a line at
-    the beginning, instead of a region that tints every panel. It reads this `selector` alone.
+    """Where the expression begins to have a value: Grafana then draws a line there, instead of a
+    region that tints every panel. `selector` is the only series that the expression reads.
     """
     return f"{expr} unless {expr.replace(selector, f'{selector} offset $__interval')}"
 
@@ -186,26 +192,26 @@ def _annotations() -> Iterator[Json]:
         return {
             **{"name": name, "datasource": DATASOURCE, "enable": True, "iconColor": colour},
             **{"titleFormat": f"{name}: {{{{{of}}}}}", "textFormat": text},
-            # Grafana would ask for a value a minute: too late for what is unreachable.
+            # Grafana's own step is a minute: too long for an outage.
             "target": {"expr": expr, "refId": "Anno", "interval": "5s"},
             **more,
         }
 
-    # Grafana marks where the value is above 0; or, if told so, the time that is the value.
+    # Grafana marks where the value is above 0, or with useValueForTime the time that the value is.
     yield mark(
-        *("Unreachable", "red", "instance", "Prometheus gets no figures from this API."),
+        *("Unreachable", "red", "instance", "Prometheus cannot scrape this API."),
         _begins(f"(1 - {up} > 0 or {none})", up),
     )
     yield mark(
-        *("Alert", "orange", "alertname", "Prometheus' page of alerts says what to do."),
+        *("Alert", "orange", "alertname", "Prometheus' page /alerts says what to do."),
         _begins(f"(max by (alertname) ({firing}))", firing),
     )
     yield mark(
-        *("Ready", "green", "instance", "The process was started, and its model became ready."),
+        *("Ready", "green", "instance", "The service has started, and its model is ready."),
         f"({series('specops_model_ready_timestamp_seconds')} > 0) * 1000",
         useValueForTime=True,
     )
     yield mark(
-        *("Load test", "blue", "shape", "Locust began to send requests, in a load of this shape."),
+        *("Load test", "blue", "shape", "Locust began a load test of this shape."),
         _begins(f"(sum by (shape) (increase({load})) > 0)", load),
     )

@@ -1,5 +1,5 @@
-"""The dashboard "Will it fit?": memory, processor and disk against what the machine grants, and the
-load against the replicas that share it.
+"""The dashboard "Will it fit?": memory, CPU and disk in use against the machine's limits, and how
+replicas share the load.
 """
 
 from board import (
@@ -38,7 +38,7 @@ STATES = "specops_state_bytes"
 REQUESTS, REFUSED = "specops_requests_total", "specops_requests_rejected_total"
 CACHED, COMPUTED = "specops_cached_prompt_tokens_total", "specops_prompt_tokens_total"
 BY_LOAD = 'reason=~"queue_full|kv_tokens|memory|pressure"'
-GENERATING = 'envoy_cluster_name="replicas"'  # the gateway's two ways to the replicas
+GENERATING = 'envoy_cluster_name="replicas"'  # one of the gateway's two routes to the replicas
 EITHER = 'envoy_cluster_name=~"replicas|replicas_any"'
 CLIENTS = 'envoy_http_conn_manager_prefix="gateway"'
 OUT_OF_ROTATION = (
@@ -52,8 +52,8 @@ def _glance() -> Panels:
     yield memory_of_the_cap()
     yield tile(
         "Swap in use",
-        "Memory that was moved to disk. A little that does not move is no problem; growing "
-        "swap, together with pressure, makes every token slow.",
+        "Memory that was moved to disk. A little that stays there is no problem; growing swap, "
+        "together with memory pressure, makes every token slow.",
         "bytes",
         now(BYTES, 'kind="swap"'),
         warn=64 << 20,
@@ -62,8 +62,8 @@ def _glance() -> Panels:
     )
     yield tile(
         "Lost for memory",
-        "Share of the time in which some task stood still because memory had to be freed "
-        "first. Above a few percent it crawls: lower SPECOPS_KV_TOKENS.",
+        "Share of the time in which a task stood still because memory had to be freed first. "
+        "Above a few percent the service crawls: lower SPECOPS_KV_TOKENS.",
         "percentunit",
         time_share("specops_memory_pressure_seconds_total", 'kind="some"', NOW),
         empty_when=Empty.NEVER,
@@ -72,9 +72,8 @@ def _glance() -> Panels:
     )
     yield tile(
         "Processors used",
-        "Share of the processor time that affinity and quota leave the service. Near 100 % "
-        "while it answers is right: inference uses what it gets. High without requests: "
-        "look at the API's log.",
+        "Share of the CPU time that affinity and quota grant the service. Near 100 % while it "
+        "answers is right: inference uses all it gets. High without requests: see the API's log.",
         "percentunit",
         f"clamp_max({total('process_cpu_seconds_total', window=NOW)} "
         f"/ ({now('specops_cpus')} > 0), 1)",
@@ -82,8 +81,8 @@ def _glance() -> Panels:
     )
     yield tile(
         "Killed, last hour",
-        "Processes of the service that the kernel killed for lack of memory. Not 0: lower "
-        "SPECOPS_KV_TOKENS or the weights' size until the memory below stays under its limit.",
+        "Processes of the service that the kernel killed for lack of memory. If any, lower "
+        "SPECOPS_KV_TOKENS or choose smaller weights until memory stays below its limit.",
         COUNT,
         killed(),
         alarm=1,
@@ -92,9 +91,8 @@ def _glance() -> Panels:
     )
     yield tile(
         "Throttled",
-        "Share of the accounting periods in which the processor quota stopped the service. "
-        "Above a few percent it runs more threads than it may: set SPECOPS_THREADS to the "
-        "quota.",
+        "Share of the accounting periods in which the CPU quota stopped the service. Above a few "
+        "percent it runs more threads than the quota feeds: set SPECOPS_THREADS to the quota.",
         "percentunit",
         share("specops_cpu_throttled_periods_total", "specops_cpu_periods_total", window=NOW),
         empty_when=Empty.NO_QUOTA,
@@ -103,8 +101,8 @@ def _glance() -> Panels:
     )
     yield tile(
         "Disk in use",
-        "Of the volume that models are kept on (SPECOPS_CACHE_DIR). Near 100 % a download or "
-        "a conversion fails: remove models that are not used any more from that folder.",
+        "Share of the models' volume (SPECOPS_CACHE_DIR). Near 100 % a download or a conversion "
+        "fails: remove unused models from that folder.",
         "percentunit",
         # The fullest volume: replicas share one, or have one each.
         f"max(1 - {gauge(DISK, FREE)} / ignoring (kind) ({gauge(DISK, TOTAL)} > 0))",
@@ -119,9 +117,8 @@ def _memory() -> Panels:
     yield memory_against_the_cap()
     yield curves(
         "Swap",
-        "Swap in use against what there is. No limit: there is none; "
-        "swap-setup.sh makes some where the host allows it. Growing: too much for this "
-        "machine.",
+        "Swap in use, and its limit. Without a limit the machine has no swap; swap-setup.sh adds "
+        "some where the host allows it. Growing: the service is too large for this machine.",
         "bytes",
         {
             "swap": now(BYTES, 'kind="swap"'),
@@ -132,9 +129,9 @@ def _memory() -> Panels:
     )
     yield curves(
         "Time lost for lack of memory",
-        "Share of the time in which some, or all, of the service's tasks stood still because "
-        "memory had to be freed first. `full` above 0 for minutes: it is about to be killed "
-        "or useless; lower SPECOPS_KV_TOKENS now.",
+        "Share of the time in which some or all (`full`) of the service's tasks stood still "
+        "because memory had to be freed first. `full` above 0 for minutes: the kernel will soon "
+        "kill the service; lower SPECOPS_KV_TOKENS now.",
         "percentunit",
         {"{{kind}}": time_share_by("kind", "specops_memory_pressure_seconds_total")},
         named=("some", "full"),
@@ -144,10 +141,9 @@ def _memory() -> Panels:
     )
     yield curves(
         "Page faults per second",
-        "`major`: a page was read from disk. Some of them while it generates: the weights do "
-        "not stay in the page cache, so the cap is too tight for them; smaller weights "
-        "(SPECOPS_QUANT) help. `minor` (on the right): the page was in memory already; "
-        "harmless.",
+        "`major`: a page was read from disk. If this happens during generation, the memory limit "
+        "is too low to keep the weights in the page cache: choose smaller weights (SPECOPS_QUANT). "
+        "`minor` (on the right): the page was in memory already; harmless.",
         PER_SECOND,
         {"{{kind}}": rate_by("kind", "specops_page_faults_total")},
         right={"minor": PER_SECOND},
@@ -157,9 +153,9 @@ def _memory() -> Panels:
     )
     yield curves(
         "Kills and restarts, last hour",
-        "Processes that the kernel killed in the service's cgroup, and restarts, of the last "
-        "hour. Any of them: lower SPECOPS_KV_TOKENS or the weights' size until the memory "
-        "panel above stays below its limit.",
+        "Processes that the kernel killed in the service's cgroup, and restarts, in the last "
+        "hour. If any, lower SPECOPS_KV_TOKENS or choose smaller weights until memory stays below "
+        "its limit.",
         COUNT,
         {
             "killed": killed(),
@@ -175,9 +171,9 @@ def _cache() -> Panels:
     yield row("Does the KV cache suffice?")
     yield curves(
         "Tokens in the KV cache",
-        "Tokens of running requests, and those that finished ones left for prompts that begin "
-        "alike, against the room for them. Running ones at capacity with requests waiting: "
-        "more SPECOPS_KV_TOKENS, SPECOPS_KV_DTYPE=int8, shorter requests, or a larger memory "
+        "`running`: tokens of running requests. `kept`: left by finished requests for prompts that "
+        "begin alike. If running ones are at capacity while requests wait: raise "
+        "SPECOPS_KV_TOKENS, set SPECOPS_KV_DTYPE=int8, shorten requests, or raise the memory "
         "limit.",
         COUNT,
         {
@@ -190,10 +186,10 @@ def _cache() -> Panels:
     )
     yield curves(
         "KV blocks",
-        "Blocks of 64 tokens: `used` by running requests, `shared` by several of them; `kept` "
-        "from finished ones until their room is needed; `free`. No `free` is fine as long as "
-        "some are `kept`. Neither: requests preempt each other, see the next panel. No `shared` "
-        "although prompts begin alike: see SPECOPS_PREFIX_CACHE.",
+        "Blocks of 64 tokens: `used` by running requests, `shared` by several of them, `kept` "
+        "from finished ones until their room is needed, or `free`. No free block is fine while "
+        "some are kept. Without either, requests preempt each other: see `Preemptions`. None "
+        "shared although prompts begin alike: see SPECOPS_PREFIX_CACHE.",
         COUNT,
         {"{{state}}": now_by("state", "specops_kv_blocks", moved=True)},
         named=("used", "shared", "kept", "free"),
@@ -201,9 +197,9 @@ def _cache() -> Panels:
     )
     yield curves(
         "Preemptions",
-        "Requests per second that gave their KV blocks up to others and are computed again "
-        "later. It should be 0. Above it for long: the cache is too small for the running "
-        "requests; more SPECOPS_KV_TOKENS, SPECOPS_KV_DTYPE=int8, or fewer SPECOPS_SLOTS.",
+        "Requests per second that gave up their KV blocks to others and are computed again "
+        "later. It should be 0. If not, the cache is too small for the running requests: raise "
+        "SPECOPS_KV_TOKENS, set SPECOPS_KV_DTYPE=int8, or lower SPECOPS_SLOTS.",
         PER_SECOND,
         {"preemptions": total("specops_preemptions_total")},
         warn=0.1,
@@ -216,10 +212,9 @@ def _states() -> Panels:
     yield row("Do recurrent layers have room? (LFM2, Qwen3.5, Granite 4.0 H)", folded=True)
     yield curves(
         "Memory of states",
-        "What recurrent layers keep (LFM2, Qwen3.5, Granite 4.0 H): `slots` for the running "
-        "requests, whatever their length, and `snapshots` from which prompts with the same "
-        "beginning continue. Snapshots at their limit are fine, unless many are dropped: see the "
-        "next panel.",
+        "States of recurrent layers: `slots` for running requests, whatever their length, and "
+        "`snapshots` from which prompts with the same beginning continue. Snapshots at their limit "
+        "are fine unless many are dropped: see `Snapshots of states`.",
         "bytes",
         {
             "{{kind}}": now_by("kind", STATES, 'kind=~"slots|snapshots"') + " > 0",
@@ -233,9 +228,9 @@ def _states() -> Panels:
     yield curves(
         "Snapshots of states",
         "Snapshots per second: `taken` where messages and prompts end, `used` by prompts that "
-        "continued from one, `dropped` to make room. Hardly any used and as many dropped as taken: "
-        "chats compute their history again; leave snapshots more memory: fewer SPECOPS_SLOTS or "
-        "SPECOPS_KV_TOKENS, or a larger limit.",
+        "continued from one, `dropped` to make room. If hardly any are used and as many dropped "
+        "as taken, chats compute their history again: give snapshots more memory with fewer "
+        "SPECOPS_SLOTS or SPECOPS_KV_TOKENS, or a larger limit.",
         PER_SECOND,
         {"{{event}}": rate_by("event", "specops_state_snapshots_total")},
         width=12,
@@ -243,13 +238,12 @@ def _states() -> Panels:
     )
 
 
-def _rest() -> Panels:
-    yield row("Is there enough of the rest?")
+def _cpu_and_disk() -> Panels:
+    yield row("Do CPU and disk suffice?")
     yield curves(
         "Processors",
-        "Processors in use, against those that affinity and quota leave. At the limit while "
-        "requests wait: the machine is the bottleneck. Far below it while requests wait: "
-        "memory or disk is.",
+        "CPUs in use, and those that affinity and quota grant. At the limit while requests wait: "
+        "the CPU is the bottleneck. Far below it while requests wait: memory or disk is.",
         MEAN,
         {
             "used": total("process_cpu_seconds_total"),
@@ -261,8 +255,8 @@ def _rest() -> Panels:
     )
     yield curves(
         "Stopped by the processor quota",
-        "Seconds of each second for which the quota stopped the service. Above 0.05: more "
-        "threads than the quota can feed; set SPECOPS_THREADS, or raise the quota.",
+        "Seconds per second for which the quota stopped the service. Above 0.05: more threads "
+        "than the quota can feed; set SPECOPS_THREADS, or raise the quota.",
         "s",
         {
             "stopped": f"{time_share('specops_cpu_throttled_seconds_total')} "
@@ -275,9 +269,9 @@ def _rest() -> Panels:
     )
     yield curves(
         "Disk of the models",
-        "The volume of SPECOPS_CACHE_DIR: free, and in all. A first start needs room for the "
-        "download, its conversion and the weights as the processor wants them, about three "
-        "times the model.",
+        "The volume of SPECOPS_CACHE_DIR: free, and total. A first start needs room for the "
+        "download, its conversion and the weights in the CPU's layout, about three times the "
+        "model.",
         "bytes",
         {
             "free": now(DISK, FREE, of="min"),
@@ -288,9 +282,9 @@ def _rest() -> Panels:
         width=6,
     )
     yield curves(
-        "Model on its way",
-        "Share of each model's files that has been downloaded, for presets that are not "
-        "bundled. Stuck below 100 %: GET /health says what the service waits for.",
+        "Downloads",
+        "Share of each model's files that has been downloaded, for models that are not bundled. "
+        "Stuck below 100 %: GET /health says what the service waits for.",
         "percentunit",
         {
             "{{model}}": f"{now_by('model', 'specops_download_bytes')} "
@@ -315,7 +309,7 @@ def _seconds(histogram: str, labels: str, q: float) -> str:
 
 
 def _mean(histogram: str, labels: str) -> str:
-    """The mean of one of the gateway's histograms, in seconds, of enough requests."""
+    """The mean of one of the gateway's histograms, in seconds, given enough requests."""
     total, number = (
         _gateway(f"{histogram}_{part}", labels, QUANTILE_WINDOW) for part in ("sum", "count")
     )
@@ -323,7 +317,7 @@ def _mean(histogram: str, labels: str) -> str:
 
 
 def _cached_share() -> str:
-    """Cached prompt tokens of all, by replica; the second counter has only computed ones."""
+    """Cached tokens as a share of all prompt tokens, by replica."""
     cached, computed = (f"sum by (instance) ({rates(name)})" for name in (CACHED, COMPUTED))
     return f"{cached} / ({cached} + {computed} > 0)"
 
@@ -333,8 +327,8 @@ def _replicas() -> Panels:
     yield state(8, title="Replicas, by state", counted=True)
     yield tile(
         "Replicas missing",
-        "Replicas that answered Prometheus within the last half hour, and do not now. Not 0 "
-        "although none was removed on purpose: is its process running, and what does its log say?",
+        "Replicas that answered Prometheus in the last half hour, but do not now. If none was "
+        "removed on purpose: is its process running, and what does its log say?",
         COUNT,
         replicas_missing(),
         warn=1,
@@ -345,8 +339,8 @@ def _replicas() -> Panels:
     per_replica = f"sum by (instance) ({rates(REQUESTS, window='5m')})"
     yield tile(
         "Most over mean",
-        "Requests of the replica that gets the most, over the mean of all, in five minutes. 1 "
-        "is even; the gateway bounds what runs at the same time to 1.25. Above 1.5 for long: "
+        "Requests of the busiest replica divided by the mean of all, over five minutes. 1 is "
+        "even; the gateway limits concurrent requests to 1.25 times the mean. Above 1.5 for long: "
         "few sessions make most of the load, or one replica answers faster than the others.",
         TIMES,
         f"max({per_replica}) / avg({per_replica}) and on () {enough(series(REQUESTS), '5m')}",
@@ -357,8 +351,8 @@ def _replicas() -> Panels:
     )
     yield curves(
         "Requests by replica",
-        "Requests per second that each replica finished. Lines far apart for long: look at "
-        "what runs and waits there. A line at 0 while others are not: it is out of rotation.",
+        "Requests per second that each replica finished. If lines stay far apart, see what runs "
+        "and waits at each. A line at 0 while others are not: it is out of rotation.",
         PER_SECOND,
         {"{{instance}}": rate_by("instance", REQUESTS)},
         width=6,
@@ -366,9 +360,10 @@ def _replicas() -> Panels:
     )
     yield curves(
         "Prompt tokens from the cache, by replica",
-        "Share of the prompt tokens that each replica read from its prefix cache. One far below "
-        "the others: conversations reach it that belong elsewhere, or its cache is too small "
-        "(SPECOPS_KV_TOKENS). All low: no X-Session-ID, and prompts do not begin alike.",
+        "Share of prompt tokens that each replica found in its prefix cache. One far below the "
+        "others: it gets conversations that belong elsewhere, or its cache is too small "
+        "(SPECOPS_KV_TOKENS). All low: clients send no X-Session-ID, and prompts differ from their "
+        "beginning.",
         "percentunit",
         {"{{instance}}": _cached_share()},
         maximum=1,
@@ -376,8 +371,8 @@ def _replicas() -> Panels:
     )
     yield curves(
         "Running and waiting, by replica",
-        "Requests that run or wait at each replica now. One long queue beside empty ones "
-        "should not be: look whether requests go around the gateway. All long: add a replica.",
+        "Requests that run or wait at each replica now. If one queue is long while others are "
+        "empty, check whether requests bypass the gateway. All long: add a replica.",
         COUNT,
         {
             "{{instance}} runs": now_by("instance", "specops_requests_running"),
@@ -388,8 +383,8 @@ def _replicas() -> Panels:
     )
     yield curves(
         "Refused, by replica",
-        "Answers 429 per second of each replica. The gateway asks another one then, so clients "
-        "see fewer of them. One replica alone: it is slower or smaller than the others.",
+        "429 answers per second of each replica. The gateway then tries another one, so clients "
+        "see fewer. If a single replica refuses, it is slower or smaller than the others.",
         PER_SECOND,
         {"{{instance}}": rate_by("instance", REFUSED, BY_LOAD)},
         width=6,
@@ -401,8 +396,8 @@ def _gateway_row() -> Panels:
     yield row("What does the gateway do?", folded=True)
     yield tile(
         "Out of rotation",
-        "Replicas that the gateway skips: their checks fail, or a connection to them broke off. "
-        "Not 0 for minutes: GET /health of each says which one, its log says why.",
+        "Replicas that the gateway skips: their health checks fail, or a connection broke. If it "
+        "lasts for minutes, GET /health of each says which one it is, and its log says why.",
         COUNT,
         OUT_OF_ROTATION,
         warn=1,
@@ -411,9 +406,9 @@ def _gateway_row() -> Panels:
     )
     yield tile(
         "Tried again",
-        "Requests per second that the gateway sent to another replica: the first could not be "
-        "reached, broke off before its answer, or was full. More than a few in a hundred: see "
-        "below which replica it is.",
+        "Requests per second that the gateway sent to another replica, because the first could not "
+        "be reached, broke the connection before its answer, or was full. More than a few percent: "
+        "see `Ejected and unhealthy`.",
         PER_SECOND,
         _gateway("envoy_cluster_upstream_rq_retry", window=NOW),
         decimals=1,
@@ -422,8 +417,8 @@ def _gateway_row() -> Panels:
     )
     yield tile(
         "Refused to clients",
-        "Answers 4xx per second through the gateway, 429 among them: every replica that was "
-        "asked was full, or one client exceeded its rate. Many: add a replica.",
+        "4xx answers per second through the gateway. 429: every replica that it tried was full, or "
+        "one client exceeded its rate. Many: add a replica.",
         PER_SECOND,
         _gateway("envoy_http_downstream_rq_xx", f'{CLIENTS}, envoy_response_code_class="4"', NOW),
         decimals=1,
@@ -432,9 +427,8 @@ def _gateway_row() -> Panels:
     )
     yield tile(
         "The gateway's part",
-        "What a mean request takes at the gateway beyond what its last replica takes, with "
-        "the time to send it in. Under a millisecond is usual; more with many retries, or "
-        "with clients that send slowly.",
+        "The time that the gateway adds to a mean request, receiving the request included. Under a "
+        "millisecond is usual; retries, or clients that send slowly, add more.",
         "s",
         f"({_mean('envoy_http_downstream_rq_time', CLIENTS)}) - "
         f"({_mean('envoy_cluster_upstream_rq_time', EITHER)}) >= 0",
@@ -444,8 +438,8 @@ def _gateway_row() -> Panels:
     )
     yield curves(
         "Tried again, and with success",
-        "Requests per second that went to another replica, and those that were answered there. "
-        "Far apart: no replica had room, or none could be reached.",
+        "Requests per second that went to another replica, and those that it answered. Far apart: "
+        "no replica had room, or none could be reached.",
         PER_SECOND,
         {
             "tried again": _gateway("envoy_cluster_upstream_rq_retry"),
@@ -455,8 +449,8 @@ def _gateway_row() -> Panels:
     )
     yield curves(
         "Ejected and unhealthy",
-        "Replicas that a broken connection or a 503 has taken out, and all that are out of "
-        "rotation. A spike at a restart is right. For longer: that replica's log says why.",
+        "Replicas ejected after a broken connection or a 503, and all that are out of rotation. A "
+        "spike at a restart is right. If it lasts, that replica's log says why.",
         COUNT,
         {
             "ejected": f"sum(envoy_cluster_outlier_detection_ejections_active{{{GENERATING}}})",
@@ -466,8 +460,8 @@ def _gateway_row() -> Panels:
     )
     yield curves(
         "Latency, with and without the gateway",
-        "What clients of the gateway wait for a whole answer, and what of that its replicas "
-        "take. The lines should coincide; a gap means retries, or clients that read slowly.",
+        "Time that the gateway's clients wait for a whole answer, and the replicas' part of it. "
+        "The lines should coincide; a gap means retries, or clients that read slowly.",
         "s",
         {
             f"{name} {q}": _seconds(histogram, labels, quantile)
@@ -486,6 +480,6 @@ def build() -> Json:
     return board(
         "capacity",
         "Will it fit?",
-        "Memory, processor and disk against what the machine grants; load by replica.",
-        (_glance, _memory, _cache, _rest, _states, _replicas, _gateway_row),
+        "Memory, CPU and disk in use against the machine's limits; load by replica.",
+        (_glance, _memory, _cache, _cpu_and_disk, _states, _replicas, _gateway_row),
     )

@@ -1,12 +1,12 @@
-"""When a panel may be empty. Every panel declares it (`empty_when`), says it in these words, and
-tests read it from there: a panel without data in any other state is a fault.
+"""The states in which a panel may be empty. Every panel declares one (`empty_when`) and shows its
+word; in any other state, tests count a panel without data as a fault.
 """
 
 from enum import StrEnum
 
 
 class Empty(StrEnum):
-    """A state in which a panel shows nothing; the value is what the panel says then."""
+    """A state in which a panel has no data; the value is the word that it shows instead."""
 
     UNREACHABLE = "unreachable"  # no API answers Prometheus; otherwise the panel has data
     NOT_READY = "no model yet"

@@ -1,4 +1,4 @@
-"""The dashboards that Grafana is provisioned with, as `make generate` writes them.
+"""The dashboards that `make generate` writes, and that Grafana is provisioned with.
 
 They are written in Python (grafana/panels.py has the building blocks) and committed as JSON, so
 that a running stack needs no generator.
@@ -21,7 +21,7 @@ DASHBOARDS = {
 
 
 def _written(value: Any, indent: str = "") -> str:
-    """JSON in which a list or an object stands on one line if that is short enough."""
+    """JSON with each list and object on one line if that is short enough."""
     line = json.dumps(value, sort_keys=True, ensure_ascii=False)
     if not isinstance(value, dict | list) or len(indent) + len(line) <= LINE:
         return line
@@ -35,5 +35,5 @@ def _written(value: Any, indent: str = "") -> str:
 
 
 def files() -> dict[Path, str]:
-    """The text of each dashboard, in the order of their names."""
+    """The text of each dashboard, sorted by name."""
     return {FOLDER / name: _written(DASHBOARDS[name]()) + "\n" for name in sorted(DASHBOARDS)}

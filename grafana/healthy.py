@@ -1,8 +1,8 @@
-"""The dashboard "Is it healthy?": the first one to look at, and the page that Grafana opens on.
+"""The dashboard "Is it healthy?": the first to look at, and the page that Grafana opens with.
 
 From top to bottom: the three figures that the service is judged by, a line of small ones, then how
-fast it is, how long people wait, whether it is overloaded, whether it keeps its promise, and who
-asks. Each panel's description says what to do when it looks bad; the other dashboards go deeper.
+fast it is, how long people wait, whether it is overloaded, who sends requests, and what went wrong.
+Each panel's description says what to do when it looks bad; the other dashboards go deeper.
 """
 
 from board import (
@@ -51,18 +51,18 @@ from promql import (
     total,
 )
 
-OBJECTIVE = 30  # seconds; prometheus/rules/specops.yml counts what takes longer
+OBJECTIVE = 30  # seconds; prometheus/rules/specops.yml counts the slower answers
 ENDED, REFUSED = "specops_requests_total", "specops_requests_rejected_total"
 BY_LOAD = 'reason=~"queue_full|kv_tokens|memory|pressure"'
-# Recorded by instance; the service may be gone, and the hour that they look back over is not.
+# For recorded series of an instance, which go on for as long as they look back after it is gone.
 BURNING = f"and on (instance) {UP}"
 
 
 def _headlines() -> Panels:
     yield headline(
         "Tokens per second",
-        "Tokens generated for all requests together, over the last minute. Low while requests "
-        "wait: look at the jump length beside it, and at `Where does the time go?`.",
+        "Tokens generated per second for all requests, over the last minute. If it is low while "
+        "requests wait, see the jump length next to it, and `Where does the time go?`.",
         {"generated": speed("specops_generated_tokens_total", window=NOW)},
         [TOKENS_PER_SECOND],
         decimals=1,
@@ -70,9 +70,9 @@ def _headlines() -> Panels:
     yield headline(
         "Average jump length",
         "Tokens per pass: new tokens of a request from one pass of the target, over the last "
-        "minute; and how many times as fast as plain decoding that is, by the measured costs of "
-        "passes. 1 is plain decoding; below about 1.2 drafting hardly pays: `Does speculation "
-        "pay?` says which drafter to try.",
+        "minute. Next to it, the speed as a multiple of plain decoding's, estimated from the "
+        "measured costs of passes. 1 is plain decoding; below about 1.2 drafting hardly pays: see "
+        "`Does speculation pay?` for other drafters to try.",
         {"tokens per pass": TOKENS_PER_PASS, "gain over plain decoding": GAIN},
         [MEAN, TIMES],
         decimals=2,
@@ -83,9 +83,9 @@ def _headlines() -> Panels:
     latency = "specops_latency_seconds"
     yield headline(
         "Latency",
-        "From a request's arrival to its end, waiting included: half of the requests, and 95 of "
-        "100, were answered faster in the last two minutes; the objective is 30 s. High with a "
-        "long queue: overload. High without one: long answers, or a slow machine.",
+        "Time from a request's arrival to its end, waiting included: in the last two minutes, 50 % "
+        "and 95 % of the requests took less. The objective is 30 s. High with a long queue: "
+        "overload. High without one: long answers, or a slow machine.",
         {f"p{q * 100:g}": told_quantile(q, latency) + NEWEST for q in (0.5, 0.95)},
         ["s", "s"],
         warn=OBJECTIVE / 2,
@@ -97,7 +97,7 @@ def _glance() -> Panels:
     yield state(4)
     yield tile(
         "Requests per second",
-        "Requests that ended in the last minute, per second, refused ones included. "
+        "Requests per second that ended in the last minute, refused ones included. "
         "`Requests per second, by their end` says how they ended.",
         "reqps",
         f"{total(ENDED, window=NOW)} + {total(REFUSED, window=NOW)}",
@@ -107,9 +107,8 @@ def _glance() -> Panels:
     )
     yield tile(
         "Refused",
-        "Share of the requests of the last two minutes that were refused for load (429). This is "
-        "right under overload, since it keeps the others fast; if it lasts, send less or add "
-        "machines.",
+        "Share of the requests of the last two minutes that were refused for load (429). Under "
+        "overload this keeps the others fast; if it lasts, send fewer requests or add machines.",
         "percentunit",
         or_few(share_and(REFUSED, ENDED, BY_LOAD, window=QUANTILE_WINDOW), REFUSED, ENDED),
         width=4,
@@ -118,11 +117,11 @@ def _glance() -> Panels:
     )
     yield tile(
         "Queue in use",
-        "Requests that wait for a slot, as a share of the queue. It returns to 0 when load "
-        "does; if it stays up, send less, or add slots (SPECOPS_SLOTS) if memory allows. When it "
-        "is full, further requests get 429.",
+        "Requests that wait for a slot, as a share of the queue's size. It falls to 0 when the "
+        "load ends; if it stays high, send fewer requests, or add slots (SPECOPS_SLOTS) if memory "
+        "allows. When the queue is full, further requests get 429.",
         "percentunit",
-        # While slots are free, those that wait for blocks of the KV cache are more than the queue.
+        # While slots are free, requests waiting for KV blocks may outnumber the queue's places.
         f"clamp_max({now('specops_requests_waiting')} / ({now('specops_queue_size')} > 0), 1)",
         width=4,
         warn=0.25,
@@ -133,9 +132,8 @@ def _glance() -> Panels:
     yield words(
         "Alerts",
         "Alerts of prometheus/rules/alerts.yml that fire now, and `killed for memory` for an hour "
-        "after the kernel did; orange marks at the time axis say when each began. The one that "
-        "began first is usually the cause of the others. Prometheus' page of alerts says what to "
-        "do about each.",
+        "after a kill; orange marks on the time axis say when each began. The first to begin "
+        "usually causes the others. Prometheus' page /alerts says what to do about each.",
         {
             "killed for memory": f"{killed()} > 0",
             "{{alertname}}": f"count by (alertname) ({FIRING})",
@@ -152,9 +150,9 @@ def _speed() -> Panels:
     yield row("Is it fast?")
     yield curves(
         "Tokens per second, by use",
-        "Generated: for clients. Prompt: computed before the first token. Wasted: generated for "
-        "requests whose client left or that ended late; much of it means that clients give "
-        "up, so shorten the queue (SPECOPS_QUEUE_SIZE) or the deadline "
+        "`generated`: tokens for clients. `prompt`: computed before the first token. `wasted`: "
+        "generated for requests whose client left or whose deadline passed. If many are wasted, "
+        "clients give up: shorten the queue (SPECOPS_QUEUE_SIZE) or the deadline "
         "(SPECOPS_REQUEST_TIMEOUT).",
         TOKENS_PER_SECOND,
         {
@@ -165,9 +163,9 @@ def _speed() -> Panels:
     )
     yield curves(
         "Tokens per pass (average jump length)",
-        "Tokens that a request gets from one pass of the target, from the counters and as the "
-        "service itself reports it. 1 is plain decoding. Falling while the load is the same: "
-        "the text has become harder to predict, see `Does speculation pay?`.",
+        "Tokens that a request gets from one pass of the target: `now` from counters, `last "
+        "minute` as the service reports it. 1 is plain decoding. If it falls under the same load, "
+        "the text has become harder to predict: see `Does speculation pay?`.",
         MEAN,
         {
             "now": ratio("specops_decode_tokens_total", "specops_sequence_steps_total"),
@@ -177,8 +175,8 @@ def _speed() -> Panels:
     yield curves(
         "Time between tokens",
         "What a reader of a stream notices. It grows with the number of running requests, which "
-        "share the CPU; a prompt that is computed meanwhile shows in p99. Lower SPECOPS_SLOTS "
-        "or SPECOPS_MAX_INTER_TOKEN_LATENCY if it stutters.",
+        "share the CPU; prompts computed in between show in p99. If streams stutter, lower "
+        "SPECOPS_SLOTS or SPECOPS_MAX_INTER_TOKEN_LATENCY.",
         "s",
         quantiles("specops_inter_token_latency_seconds"),
     )
@@ -188,8 +186,8 @@ def _waiting() -> Panels:
     yield row("How long do people wait?")
     yield curves(
         "Latency over time",
-        "From a request's arrival to its end. p99 far above p50: some ask for much more than "
-        "others, or wait in the queue; compare with the time to first token. Dots are single "
+        "Time from a request's arrival to its end. p99 far above p50: some answers are much longer "
+        "than others, or wait in the queue; compare with the time to first token. Dots are single "
         "requests.",
         "s",
         quantiles("specops_latency_seconds"),
@@ -198,8 +196,8 @@ def _waiting() -> Panels:
     )
     yield curves(
         "Time to first token",
-        "From a request's arrival to its first token, waiting included. High with a queue: "
-        "overload. High without one: long prompts, so look at the time of passes with prompts. "
+        "Time from a request's arrival to its first token, waiting included. High with a queue: "
+        "overload. High without one: long prompts; see the time of passes with prompts. "
         "Dots are single requests.",
         "s",
         quantiles("specops_time_to_first_token_seconds"),
@@ -207,10 +205,10 @@ def _waiting() -> Panels:
     )
     yield curves(
         "Error budget burn",
-        "The share of answers slower than 30 s, over the 5 % that may be, in four windows: 1 uses "
-        "the budget up exactly, 10 pages. An alert needs a long and a short window at once: it "
-        "neither pages for one slow answer nor sleeps through a slow hour. Above 1 for long: "
-        "shorten the queue (SPECOPS_QUEUE_SIZE), or add processors.",
+        "The share of answers slower than 30 s, divided by the allowed 5 %, in four windows: 1 "
+        "uses up the budget exactly, 10 pages. An alert needs a long and a short window at once, "
+        "so it does not page for one slow answer, nor miss a slow hour. Above 1 for long: "
+        "shorten the queue (SPECOPS_QUEUE_SIZE), or add CPUs.",
         TIMES,
         {
             window: f"max(instance:specops_slow_requests:burn_rate{window} {BURNING})"
@@ -225,9 +223,9 @@ def _load() -> Panels:
     yield row("Is it overloaded?")
     yield curves(
         "Queue",
-        "Requests that hold a slot, and requests that wait for one, below the room for both. "
-        "Waiting at its limit: the next ones get 429. Waiting while slots are free: the KV "
-        "cache has no room for them, see `Will it fit?`.",
+        "Requests that hold a slot, requests that wait for one, and the limits of both. "
+        "When `waiting` is at its limit, further requests get 429. If requests wait while slots "
+        "are free, the KV cache has no room for them: see `Will it fit?`.",
         COUNT,
         {
             "running": now("specops_requests_running"),
@@ -240,9 +238,9 @@ def _load() -> Panels:
     )
     yield curves(
         "Requests per second, by their end",
-        "`stop` and `length` are good ends. `refused`: not admitted; `Turned away, by reason` says "
-        "why. `cancelled`: the client left. `timeout`: the deadline passed, so the queue is too "
-        "long for this machine. `error`: the engine failed, and the API's log says why.",
+        "`stop`, `length` and `grammar`: answered. `refused`: not admitted; `Turned away, by "
+        "reason` says why. `cancelled`: the client left. `timeout`: the deadline passed, so the "
+        "queue is too long for this machine. `error`: the engine failed; the API's log says why.",
         "reqps",
         {
             "{{outcome}}": rate_by("outcome", ENDED),
@@ -256,11 +254,11 @@ def _load() -> Panels:
 
 
 def _clients() -> Panels:
-    yield row("Who asks, and what becomes of it?")
+    yield row("Who sends requests, and what becomes of them?")
     yield curves(
         "Tokens by client",
         "Tokens generated per second for each client, by the name of its key (SPECOPS_API_KEYS). "
-        "One takes most of them while others wait: give it a replica of its own, or bound its rate "
+        "If one gets most of them while others wait, give it a separate replica, or limit its rate "
         "at the gateway.",
         TOKENS_PER_SECOND,
         {"{{client}}": f"sum by (client) ({rates('specops_client_generated_tokens_total')}) > 0"},
@@ -280,8 +278,8 @@ def _clients() -> Panels:
     )
     yield curves(
         "Turned away, by reason",
-        "`queue_full`, `kv_tokens`, `memory` and `pressure` are overload (429): right during "
-        "a peak, wrong if it lasts; then send less or add machines. `not_ready`: loading "
+        "`queue_full`, `kv_tokens`, `memory` and `pressure` are overload (429). That is right "
+        "during a peak; if it lasts, send fewer requests or add machines. `not_ready`: loading "
         "or draining. The others are the client's mistakes.",
         "reqps",
         {"{{reason}}": rate_by("reason", REFUSED)},
@@ -296,10 +294,10 @@ def _faults() -> Panels:
     yield row("Did anything go wrong?", folded=True)
     yield curves(
         "Connections closed, by reason",
-        "`idle` is normal. `slow_headers`, `slow_body` and `unread`: clients that sent or "
-        "read too slowly; many of them are an attack, or a network that loses packets. `full`: "
-        "too many connections at once; put a proxy in front, or find who opens them. "
-        "`malformed`: the bytes were not HTTP, such as TLS on this port.",
+        "`idle` is normal. `slow_headers`, `slow_body` and `unread`: clients sent or read too "
+        "slowly; many of them mean an attack, or a network that loses packets. `full`: too many "
+        "connections at once; put a proxy in front, or find out who opens them. `malformed`: not "
+        "HTTP, for example TLS on this port.",
         PER_SECOND,
         {"{{reason}}": rate_by("reason", "specops_connections_closed_total")},
         stacked=True,
@@ -308,10 +306,9 @@ def _faults() -> Panels:
     )
     yield curves(
         "Failed callbacks, by origin",
-        "Callbacks of the service itself that raised an exception. `connection`, `engine` and "
-        "`trace`: one client's connection or request ended. `scrape`: figures are missing. `tick` "
-        "and `loop`: the server continued without it. Each is a defect: the API's log has its "
-        "traceback.",
+        "The service's callbacks that raised an exception. `connection`, `engine` and `trace`: one "
+        "client's connection or request ended. `scrape`: figures are missing. `tick` and `loop`: "
+        "the server continued without it. Each is a defect: the API's log has the traceback.",
         PER_SECOND,
         {"{{where}}": rate_by("where", "specops_callback_failures_total")},
         stacked=True,
@@ -321,7 +318,7 @@ def _faults() -> Panels:
 
 
 def _http() -> str:
-    """Requests per second for each endpoint and status, without the stack's own health checks."""
+    """Requests per second by endpoint and status, health checks and scrapes excluded."""
     counter = "specops_http_requests_total"
     api = 'endpoint!~"/health.*|/metrics"'
     moved = f"increase({series(counter, api)}[$__range]) > 0"

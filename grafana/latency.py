@@ -25,7 +25,7 @@ OFFERED, PROMPT = "specops_prompt_budget_tokens_total", 'use="prompt"'
 
 
 def _difference(longer: str, shorter: str) -> str:
-    """Mean of one histogram less the mean of another, per request."""
+    """The mean of one histogram minus the mean of another, per request."""
     return f"clamp_min({mean(longer)} - {mean(shorter)}, 0)"
 
 
@@ -33,8 +33,8 @@ def _glance() -> Panels:
     yield state(6)
     yield tile(
         "Queue wait, p95",
-        "95 of 100 requests got a slot faster. It grows when more requests arrive than the machine "
-        "can answer: lower SPECOPS_QUEUE_SIZE to refuse sooner, or add machines.",
+        "95 % of the requests got a slot faster. It grows when more requests arrive than the "
+        "machine can answer: lower SPECOPS_QUEUE_SIZE to refuse earlier, or add machines.",
         "s",
         told_quantile(0.95, "specops_queue_wait_seconds"),
         warn=5,
@@ -42,7 +42,7 @@ def _glance() -> Panels:
     )
     yield tile(
         "First token, p95",
-        "95 of 100 requests had their first token sooner, waiting included. High without a "
+        "95 % of the requests had their first token sooner, waiting included. High without a "
         "queue: long prompts; see `Prompt tokens, offered and used`.",
         "s",
         told_quantile(0.95, "specops_time_to_first_token_seconds"),
@@ -51,8 +51,8 @@ def _glance() -> Panels:
     )
     yield tile(
         "Inter-token, p95",
-        "95 of 100 tokens came sooner after the one before. People read about five words per "
-        "second: above 0.2 s they wait for the text. Fewer SPECOPS_SLOTS make each faster.",
+        "95 % of the tokens came sooner after the previous one. People read about five words per "
+        "second: above 0.2 s they wait for the text. Fewer SPECOPS_SLOTS make each stream faster.",
         "s",
         told_quantile(0.95, "specops_inter_token_latency_seconds"),
         warn=0.2,
@@ -60,8 +60,8 @@ def _glance() -> Panels:
     )
     yield tile(
         "Latency, p95",
-        "95 of 100 requests were answered sooner, waiting included; the objective is 30 s. "
-        "The panels below say which part of it is too long.",
+        "95 % of the requests were answered sooner, waiting included; the objective is 30 s. "
+        "The panels below show which part takes too long.",
         "s",
         told_quantile(0.95, "specops_latency_seconds"),
         warn=15,
@@ -69,8 +69,8 @@ def _glance() -> Panels:
     )
     yield tile(
         "Computed per pass",
-        "Tokens that one pass of the target computes: decoded, verified and of prompts. Near 1 "
-        "with several running: they wait for KV blocks, see `Will it fit?`. At "
+        "Tokens that one pass of the target computes: decoded, verified and prompt tokens. Near 1 "
+        "with several running requests: they wait for KV blocks, see `Will it fit?`. At "
         "SPECOPS_MAX_BATCHED_TOKENS for long: prompts fill every pass.",
         MEAN,
         ratio("specops_pass_tokens_total", "specops_target_steps_total", window=NOW),
@@ -78,10 +78,9 @@ def _glance() -> Panels:
     )
     yield tile(
         "Prompt budget used",
-        "Share of the prompt tokens that passes had room for while a prompt waited. Near 1 "
-        "with late first tokens: they wait for room, so raise "
-        "SPECOPS_MAX_INTER_TOKEN_LATENCY or SPECOPS_MAX_BATCHED_TOKENS. Low: prompts are "
-        "short.",
+        "Share of the room for prompt tokens that passes used while a prompt waited. Near 1 "
+        "with late first tokens: prompts wait for room, so raise SPECOPS_MAX_INTER_TOKEN_LATENCY "
+        "or SPECOPS_MAX_BATCHED_TOKENS. Low: prompts are short.",
         "percentunit",
         share("specops_pass_tokens_total", OFFERED, PROMPT, window=NOW),
         empty_when=Empty.NO_PROMPTS,
@@ -94,9 +93,9 @@ def _parts() -> Panels:
     wait = "specops_queue_wait_seconds"
     yield curves(
         "A mean request",
-        "Its time in the queue, computing its prompt, and generating. The largest part is the "
-        "one to work on: queue, fewer requests or more slots; prompt, shorter prompts; "
-        "generating, see the passes below.",
+        "A mean request's time in the queue, computing its prompt, and generating. Work on the "
+        "largest part. Queue: fewer requests or more slots. Prompt: shorter prompts. Generating: "
+        "see the passes below.",
         "s",
         {
             "queue": mean(wait),
@@ -108,10 +107,10 @@ def _parts() -> Panels:
     )
     yield curves(
         "Where the engine's time goes",
-        "Parts of each second that go into passes with prompts alone (`prefill`), with prompts "
-        "beside requests that decode (`mixed`), into plain ones, verifying and drafting. Near "
-        "1 the engine is fully used and more load makes it slower; a lot of `prefill` and "
-        "`mixed` means long prompts or many new requests.",
+        "Seconds per second spent on passes with prompts alone (`prefill`), with prompts and "
+        "decoding requests (`mixed`), on plain decoding (`decode`), verifying and drafting. Near "
+        "1 the engine is fully used, and more load makes it slower. Much `prefill` and `mixed`: "
+        "long prompts, or many new requests.",
         "s",
         {
             "{{kind}}": rate_by("kind", f"{STEPS}_sum"),
@@ -129,23 +128,23 @@ def _heatmaps() -> Panels:
     heatmaps = {
         "Queue wait": (
             "specops_queue_wait_seconds",
-            "Requests by the time they waited for a slot. A band that rises with time: more "
-            "requests arrive than are answered, and soon some get 429.",
+            "Requests by the time they waited for a slot. A rising band: more requests arrive "
+            "than are answered, and soon some get 429.",
         ),
         "Time to first token": (
             "specops_time_to_first_token_seconds",
             "Requests by the time to their first token. Two bands: some waited or had long "
-            "prompts, others did not; compare with the queue wait beside it.",
+            "prompts, others did not; compare with the queue wait.",
         ),
         "Time between tokens": (
             "specops_inter_token_latency_seconds",
-            "Tokens by the time since the one before. A second band far up: pauses while a prompt "
-            "is computed; a lower SPECOPS_MAX_INTER_TOKEN_LATENCY makes them shorter.",
+            "Tokens by the time since the previous one. A second band far above: pauses while a "
+            "prompt is computed; a lower SPECOPS_MAX_INTER_TOKEN_LATENCY makes them shorter.",
         ),
         "Latency": (
             "specops_latency_seconds",
-            "Requests by the time to their end. It spreads with the length of the answers; a "
-            "whole cloud that moves up is load or a slow machine.",
+            "Requests by the time to their end. It varies with the length of the answers; if the "
+            "whole cloud moves up, the load has grown or the machine is slow.",
         ),
     }
     for title, (histogram, text) in heatmaps.items():
@@ -157,26 +156,24 @@ def _steps() -> Panels:
     yield curves(
         "Time per pass, by kind",
         "Mean time of one forward pass of the target: `prefill` has prompts alone, `mixed` "
-        "prompts beside requests that decode, `verify` draft tokens, `decode` a token of each "
-        "running request. All slower at once: another process takes the CPU, or memory is "
-        "short.",
+        "prompts and decoding requests, `verify` draft tokens, `decode` one token of each running "
+        "request. If all become slower at once, another process uses the CPU, or memory is short.",
         "s",
         {"{{kind}}": ratio_by("kind", f"{STEPS}_sum", f"{STEPS}_count")},
         named=PASSES,
     )
     yield curves(
         "Time per pass, p95",
-        "95 of 100 passes were faster. Far above the mean: something takes the processor now "
-        "and then, or weights are read from disk again; see major page faults on `Will it "
-        "fit?`.",
+        "95 % of the passes were faster. Far above the mean: another process sometimes uses the "
+        "CPU, or weights are read from disk again; see major page faults on `Will it fit?`.",
         "s",
         {kind: quantile(0.95, STEPS, f'kind="{kind}"') for kind in PASSES},
     )
     yield curves(
         "Passes and requests per pass",
-        "Passes per second by kind, and (on the right) requests that decode in one. Every "
-        "running request is in every pass: fewer in it than run are still at their prompts, or "
-        "wait for KV blocks.",
+        "Passes per second by kind, and (on the right) decoding requests per pass. Every decoding "
+        "request is in every pass: if fewer are in it than are running, the others' prompts are "
+        "being computed, or they wait for KV blocks.",
         PER_SECOND,
         {
             "{{kind}}": rate_by("kind", "specops_target_steps_total"),
@@ -197,8 +194,8 @@ def _contents() -> Panels:
     tokens, passes = "specops_pass_tokens_total", "specops_target_steps_total"
     yield curves(
         "Computed per pass, by use",
-        "What a mean pass computes: `decoded`, one token per request; `verified`, draft "
-        "tokens; `prompt`, tokens of prompts. Mostly `prompt` while streams stutter: lower "
+        "Tokens that a mean pass computes: `decoded`, one per request; `verified`, draft tokens; "
+        "`prompt`, prompt tokens. Mostly `prompt` while streams stutter: lower "
         "SPECOPS_MAX_INTER_TOKEN_LATENCY. Much `verified` with few tokens per pass: see `Does "
         "speculation pay?`.",
         MEAN,
@@ -209,10 +206,10 @@ def _contents() -> Panels:
     )
     yield curves(
         "Prompt tokens, offered and used",
-        "Tokens of prompts per second that passes had room for while a prompt waited, and what "
-        "they computed. On top of each other: the room decides when first tokens come; a larger "
-        "SPECOPS_MAX_INTER_TOKEN_LATENCY or SPECOPS_MAX_BATCHED_TOKENS makes more of it. Far "
-        "apart: prompts are short, or KV blocks are missing.",
+        "Prompt tokens per second that passes had room for while a prompt waited, and those that "
+        "they computed. If the lines coincide, the room decides when first tokens come: raise "
+        "SPECOPS_MAX_INTER_TOKEN_LATENCY or SPECOPS_MAX_BATCHED_TOKENS. Far apart: prompts are "
+        "short, or KV blocks are missing.",
         TOKENS_PER_SECOND,
         {
             "offered": speed(OFFERED),
@@ -226,17 +223,17 @@ def _lengths() -> Panels:
     yield row("How long are prompts and answers?")
     yield heat(
         "Length of prompts",
-        "Requests by the number of tokens of their prompt, those of the prefix cache included. "
-        "Long ones take the first token's time; a band that moves up: clients send more with each "
-        "turn, so let the prefix cache keep it (SPECOPS_KV_TOKENS).",
+        "Requests by the number of their prompt tokens, cached ones included. Long prompts delay "
+        "the first token. If a band moves up, clients send more with each turn: give the prefix "
+        "cache more room (SPECOPS_KV_TOKENS).",
         COUNT,
         buckets("specops_request_prompt_tokens"),
     )
     yield heat(
         "Length of answers",
-        "Answers that came to their end, by the number of their tokens. A band at one height: they "
-        "end at max_new_tokens. Longer answers take longer, and hold their slot: "
-        "SPECOPS_MAX_NEW_TOKENS bounds them.",
+        "Complete answers by the number of their tokens. A band at one height: they end at "
+        "max_new_tokens. Long answers hold their slots for long: SPECOPS_MAX_NEW_TOKENS limits "
+        "them.",
         COUNT,
         buckets("specops_request_generated_tokens"),
     )
@@ -246,10 +243,9 @@ def _saved() -> Panels:
     yield row("What need not be computed again?")
     yield curves(
         "Prompt tokens, computed and known",
-        "Tokens of prompts per second that a pass had to compute, and those that the KV cache "
-        "held from requests with the same beginning (chats, shared instructions). None known "
-        "although prompts begin alike: what was kept has been overwritten; a larger "
-        "SPECOPS_KV_TOKENS keeps more.",
+        "Prompt tokens per second that passes had to compute (`computed`), and those that the KV "
+        "cache held from requests with the same beginning, as in chats (`known`). If none are "
+        "known although prompts begin alike, the cache is too small: raise SPECOPS_KV_TOKENS.",
         TOKENS_PER_SECOND,
         {
             "computed": speed("specops_prompt_tokens_total"),
@@ -261,8 +257,8 @@ def _saved() -> Panels:
     yield curves(
         "Requests with a known beginning",
         "Share of the requests whose prompt began with tokens that the KV cache held. Low with "
-        "chats: their turns come too late, or too many of them share the KV cache; put what "
-        "all prompts share at their beginning.",
+        "chats: their turns come too late, or too many share the KV cache. Begin prompts with "
+        "what they share.",
         "percentunit",
         {
             "of all requests": share(
@@ -277,10 +273,10 @@ def _suggestions() -> Panels:
     yield row("Do suggestions come in time?", folded=True)
     yield curves(
         "Time to a suggestion",
-        "From the arrival of an editor's request to the whole suggestion, where it was not "
-        "cancelled. Above half a second people have typed on. High after jumps only: prompts; "
-        "raise SPECOPS_KV_TOKENS, or let the editor send fewer lines. High always: take a smaller "
-        "model, or a shorter suggestion.",
+        "Time from an editor's request to the whole suggestion, cancelled ones excluded. After "
+        "half a second people have typed on. High only after a jump in the file: prompts take the "
+        "time; raise SPECOPS_KV_TOKENS, or let the editor send fewer lines. Always high: choose a "
+        "smaller model, or shorter suggestions.",
         "s",
         quantiles("specops_suggestion_seconds"),
         warn=0.5,
@@ -290,10 +286,9 @@ def _suggestions() -> Panels:
     )
     yield curves(
         "Suggestions that were cancelled",
-        "Share of the suggestions whose editor closed the connection, usually for a key stroke. "
-        "Above half: suggestions come too late for whoever types here, and their time beside "
-        "this shows only the fast ones; or the editor asks at every key: let it wait (debounce) "
-        "for 100 to 200 ms.",
+        "Share of the suggestions whose editor closed the connection, usually because of another "
+        "keystroke. Above half: suggestions come too late, and `Time to a suggestion` shows only "
+        "the fast ones; or the editor sends a request at every key: debounce by 100 to 200 ms.",
         "percentunit",
         {
             "cancelled": share(
@@ -306,8 +301,8 @@ def _suggestions() -> Panels:
     yield curves(
         "Tokens per pass of suggestions",
         "New tokens of a suggestion per pass of the target, and how many of them were draft "
-        "tokens. 1 and 0: plain decoding; the text does not repeat what the prompt has, so let "
-        "the editor send parts of other files, or choose the drafter `cascade`.",
+        "tokens. 1 and 0: plain decoding, as the text does not repeat its prompt; let the editor "
+        "send parts of other files, or choose the drafter `cascade`.",
         MEAN,
         {
             "tokens": ratio(SUGGESTED, "specops_suggestion_steps_total", 'use="decoded"'),
@@ -320,8 +315,8 @@ def _suggestions() -> Panels:
     )
     yield curves(
         "Prompts of suggestions, reused",
-        "Share of their prompts' tokens that came from the prefix cache. Below half while somebody "
-        "types: others need the room in between, so raise SPECOPS_KV_TOKENS; or the editor "
+        "Share of prompt tokens that came from the prefix cache. Below half while somebody types: "
+        "other requests need the room in between, so raise SPECOPS_KV_TOKENS; or the editor "
         "changes the beginning of its prompts at every key.",
         "percentunit",
         {"of all tokens": share(SUGGESTED, SUGGESTED, 'use="cached"', 'use=~"cached|computed"')},

@@ -1,9 +1,9 @@
-"""Building blocks of the dashboards: panels that cannot be made without a unit and an explanation.
+"""Building blocks of the dashboards: no panel can be made without a unit and an explanation.
 
-Down, idle and zero look different. Nothing is filled in, so where nothing was measured a panel says
-why in words (`empty_when`). A tile asks for the value of now alone: of a range, Grafana would show
-the last value that there was. A tile is red and says `unreachable` if no instance answers. What has
-one name has one colour, whichever panel it is on (`COLOURS`).
+Down, idle and zero look different. No value is filled in: where nothing was measured, a panel says
+why in a word (`empty_when`). A tile queries the current value only: of a range, Grafana would show
+the last value, however old. A tile is red and says `unreachable` if no instance answers. A name has
+the same colour on every panel (`COLOURS`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,11 +13,11 @@ from typing import Any
 from empty import Empty
 from promql import FEW, GONE, NEWEST, Queries, or_unreachable
 
-Json = dict[str, Any]  # as Grafana has it; tests compare all of it with Grafana's types
+Json = dict[str, Any]  # in Grafana's schema; tests compare all of it with Grafana's types
 
 # The variable of each dashboard that names the data source; grafana/board.py has it.
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
-# Units that Grafana does not know; it writes the text after `suffix:` behind the figure.
+# Units that Grafana does not have; it writes the text after `suffix:` behind the figure.
 TOKENS_PER_SECOND, TIMES, PER_SECOND = "suffix:tok/s", "suffix:x", "suffix:/s"
 COUNT, MEAN = "none", "short"  # whole numbers, and numbers that are not
 TALL = 9  # rows of Grafana's grid
@@ -32,7 +32,7 @@ REASONS = {
     **{"queue_full": "purple", "kv_tokens": "light-purple", "memory": "dark-purple"},
     **{"pressure": "semi-dark-purple", "not_ready": "orange"},
 }
-# Of the legend `endpoint status`; of two that match the later one counts.
+# Patterns of the legend `endpoint status`; if several match, the last one counts.
 STATUSES = {
     **{"/ 2..$/": "green", "/ 4..$/": "orange", "/ 429$/": "purple", "/ 499$/": "yellow"},
     **{"/ 5..$/": "red", "/ 503$/": "semi-dark-orange"},
@@ -57,14 +57,14 @@ COLOURS = QUANTILES | PASSES | MEMORY | ENDS | REASONS | DRAFTERS | FOUND | {
     **{"tokens per pass": "green", "gain over plain decoding": "purple"},
     **{"5m": "green", "30m": "yellow", "1h": "blue", "6h": "orange"},
 }  # fmt: skip
-# Where an axis ends if every value is 0. Without it Grafana takes 100, whatever the unit; if it
-# were larger, small values would lie at the bottom.
+# The end of an axis whose values are all 0. Without it Grafana uses 100, whatever the unit; with a
+# larger one, small values would lie at the bottom.
 MIN_RANGE = {
     **{"percentunit": 0.01, "s": 0.0001, "bytes": 1024, "reqps": 0.01},
     **{TOKENS_PER_SECOND: 0.1, PER_SECOND: 0.01, TIMES: 0.1, COUNT: 1, MEAN: 0.1},
 }
 HEAT_COLUMNS = 60
-_LAST = {"calcs": ["last"], "values": False}  # where nothing was measured, nothing
+_LAST = {"calcs": ["last"], "values": False}  # empty if the last point is
 
 
 def thresholds(warn: float | None, alarm: float | None, *, low_is_bad: bool = False) -> Json:
@@ -94,7 +94,7 @@ def _panel(
     targets: Sequence[Json],
     overrides: Sequence[Json] = (),
 ) -> Json:
-    """A panel of a width and a height. What is None in its field's configuration is not given."""
+    """A panel of a width and a height; the field's configuration leaves out what is None."""
     width, height = size
     defaults = {"thresholds": thresholds(None, None), **field}
     given = {name: value for name, value in defaults.items() if value is not None}
@@ -113,7 +113,7 @@ def _panel(
 def _targets(
     queries: Queries, *, instant: bool = False, exemplars: str | None = None
 ) -> list[Json]:
-    """The queries; that with the legend `exemplars` asks for single requests beside it."""
+    """The queries; the one with the legend `exemplars` also fetches single requests."""
     kind = "instant" if instant else "range"
     return [
         {"refId": ref, "datasource": DATASOURCE, "expr": expr, "legendFormat": legend, kind: True}
@@ -135,7 +135,7 @@ def tile(
     decimals: int | None = None,
     empty_when: Empty = Empty.IDLE,
 ) -> Json:
-    """A large number: how it is now."""
+    """A large number: the current value."""
     if decimals is None and unit == "percentunit":
         decimals = 1
     field = {
@@ -166,14 +166,14 @@ def headline(
     alarm: float | None = None,
     low_is_bad: bool = False,
 ) -> Json:
-    """A third of the width: how it is now, above the curve of the last fifteen minutes.
+    """A third of the width: the current value, above its curve over the last fifteen minutes.
 
-    `units` has one for each of the queries.
+    `units` has one unit per query.
     """
     unit, *others = units
     asked = {name: or_unreachable(expr) + NEWEST for name, expr in queries.items()}
-    # A series has no point where nothing was measured, and `last` would be the last one that there
-    # was. Joined with a clock it has an empty one now, and a gap where it had none before.
+    # Without a measurement a series has no point, and `last` would be an old one. Joined with a
+    # clock, it has an empty point now, and a gap where there was none.
     asked["clock"] = f"vector(1){NEWEST}"
     field = {
         **_said(Empty.IDLE, unit),
@@ -211,10 +211,10 @@ def words(
     other: str,
     counted: bool = False,
 ) -> Json:
-    """The legends of the series that there are now, in their colours; with `counted`, values too.
+    """The legends of the current series, in their colours; with `counted`, their values too.
 
-    One of the queries must have a value, or the tile is blank. `other` is the colour of a legend
-    without one.
+    The tile is blank unless one of the queries has a value. Legends not among `colours` have the
+    colour `other`.
     """
     field = {**_said(Empty.UNREACHABLE, COUNT), "thresholds": _coloured((None, other))}
     options = _figure("name")
@@ -247,7 +247,7 @@ def _figure(text: str, **more: str) -> Json:
 
 
 def _said(empty_when: Empty, unit: str) -> Json:
-    """The words of a figure: no instance answers for it, nothing was measured, or too little."""
+    """The words shown in place of a figure: unreachable, nothing measured, or too few events."""
     nothing = {"match": "null", "result": {"text": empty_when, "color": "text"}}
     instead = {
         str(FEW): {"text": "few", "color": "text"},
@@ -278,10 +278,10 @@ def curves(
 ) -> Json:
     """Lines over time, with the last and the greatest value of each; thresholds are dashed.
 
-    `limits` maps a dashed series to the one that it limits, whose colour it has. `right` names
-    series of another size, with their units: they have an axis on the right. `named` are the names
-    that a legend such as {{kind}} stands for, so that each has its colour; `matching` has the
-    colours of names by a pattern. `exemplars` names the series that single requests are shown with.
+    `limits` maps a dashed series to the one that it limits, whose colour it shares. `right` maps
+    series of another magnitude to their units: they get an axis on the right. `named` lists the
+    names that a legend such as {{kind}} stands for, so that each gets its colour; `matching` maps
+    patterns of names to colours. `exemplars` names the series shown with single requests.
     """
     limits, right = limits or {}, right or {}
     custom: Json = {
@@ -336,9 +336,9 @@ def bars(
     width: int = 8,
     empty_when: Empty,
 ) -> Json:
-    """A bar for the current value of each series, which is a share, so that bars end at 1.
+    """A bar for the current value of each series; values are shares, so bars end at 1.
 
-    `name` says what a bar is, with its unit; `$1` in it stands for the label's value.
+    `name` labels each bar, with `$1` for the value of `label`.
     """
     named = f'label_replace({expr}, "{label}", "{name}", "{label}", "(.+)")'
     targets = _targets({f"{{{{{label}}}}}": or_unreachable(named, label)}, instant=True)
@@ -346,7 +346,7 @@ def bars(
         "displayMode": "basic",
         "orientation": "horizontal",
         "reduceOptions": _LAST,
-        "showUnfilled": False,  # without a value it would be a grey box
+        "showUnfilled": False,  # it would draw a grey box without a value
         "minVizHeight": 10,
         "minVizWidth": 0,
         "valueMode": "color",
@@ -372,7 +372,7 @@ def heat(
     width: int = 12,
     empty_when: Empty = Empty.IDLE,
 ) -> Json:
-    """Number of observations in each bucket, over time; columns are wide enough to be seen."""
+    """Number of observations in each bucket, over time, in columns wide enough to see."""
     (target,) = _targets({"{{le}}": expr})
     colour = {"mode": "scheme", "scheme": "Oranges", "exponent": 0.5, "steps": 64}
     options = {

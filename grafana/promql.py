@@ -1,13 +1,13 @@
-"""The panels' queries in PromQL. Where nothing was measured they have no value.
+"""The panels' queries in PromQL. Where nothing was measured, they have no value.
 
 A query has a value only while its instance answers Prometheus: each series is joined with `up`, so
-one dead replica of three is missing from a sum at once. A Prometheus that is stopped together with
-a service marks no end of its series, which could be read for five minutes more, beside those of the
-container that took its place; so `up` counts only while it is fresh.
+one dead replica of three leaves a sum at once. A Prometheus that is stopped together with a service
+marks no end of its series: they stay readable for five minutes, along with the series of the next
+container. So `up` counts only while it is fresh.
 
-A ratio whose denominator did not move has no value, nor has a speed of nothing. A share or a
-quantile needs 20 events in its window and one of them lately: after a load the last answers are the
-slowest, and of fewer and fewer of them it would climb. Counts and rates may be 0.
+A ratio has no value if its denominator did not increase, nor has a speed of 0. A share or a
+quantile needs 20 events in its window, one of them recent: after a load test the last answers are
+the slowest, and with fewer and fewer of them the figure would climb. Counts and rates may be 0.
 """
 
 INSTANCES = 'job=~"$job", instance=~"$instance"'
@@ -15,13 +15,13 @@ FRESH = "> time() - 20"  # four scrapes
 UP = f"up{{{INSTANCES}}} * timestamp(up{{{INSTANCES}}}) {FRESH}"
 ANSWERS = f"and on (job, instance) up * timestamp(up) {FRESH}"
 WINDOW = "$__rate_interval"
-NOW = "1m"  # the window of a figure that says how it is now, whatever time range is shown
+NOW = "1m"  # the window of current figures, whatever time range is shown
 QUANTILE_WINDOW = "2m"  # a CPU answers few requests a minute: shorter windows hold too few
-LATELY = "30s"  # without an event for as long, the load has ended
-FEWEST = 20  # events that a share or a quantile is made of
-FEW = -1  # stands for a figure of fewer; the panel maps it to a word, as the next
+LATELY = "30s"  # without an event for that long, the load has ended
+FEWEST = 20  # events that a share or a quantile needs
+FEW = -1  # stands for a figure of fewer events; the panel maps it to a word, like the next
 GONE = -2  # no instance answers
-# In a curve, what stands for a word is the newest value alone: `few` would be drawn as a figure.
+# A curve uses only the newest of these stand-ins: it would draw `few` as a figure.
 NEWEST = " and on () vector(time()) > $__to / 1000 - 15"
 _FIRING = 'ALERTS{alertstate="firing"}'
 FIRING = f"({_FIRING} and timestamp({_FIRING}) {FRESH})"
@@ -46,7 +46,7 @@ def now(name: str, labels: str = "", *, of: str = "sum") -> str:
 
 
 def now_by(label: str, name: str, labels: str = "", *, moved: bool = False) -> str:
-    """A gauge for each value of `label`; with `moved` only where it was above 0 in the range."""
+    """A gauge for each value of `label`; with `moved`, only where it was above 0 in the range."""
     seen = f" and max_over_time({series(name, labels)}[$__range]) > 0" if moved else ""
     return f"sum by ({label}) ({gauge(name, labels)}{seen})"
 
@@ -56,8 +56,7 @@ def _of_passes(name: str) -> str:
     return f"avg({gauge(name)} > 0)"
 
 
-# Of the last minute. The gain that the service estimates is at most its tokens per pass, so that it
-# is to be compared with these.
+# Of the last minute, both: the estimated gain can be compared with tokens per pass, its maximum.
 TOKENS_PER_PASS = _of_passes("specops_avg_jump")
 GAIN = _of_passes("specops_estimated_speedup")
 
@@ -73,23 +72,23 @@ def total(counter: str, labels: str = "", window: str = WINDOW) -> str:
 
 
 def speed(counter: str, labels: str = "", window: str = WINDOW) -> str:
-    """Tokens per second; no value while there are none."""
+    """Tokens per second; no value while it is 0."""
     return f"{total(counter, labels, window)} > 0"
 
 
 def rate_by(label: str, counter: str, labels: str = "") -> str:
-    """Events per second for each value of `label` for which there was one in the time range."""
+    """Events per second for each value of `label` that had one in the time range."""
     moved = f"increase({series(counter, labels)}[$__range]) > 0"
     return f"sum by ({label}) ({rates(counter, labels)} and {moved})"
 
 
 def time_share(counter: str, labels: str = "", window: str = WINDOW) -> str:
-    """Seconds of each second, of the instance that has most of them."""
+    """Seconds counted per second, on the instance with the most."""
     return f"clamp_max(max({rates(counter, labels, window)}), 1)"
 
 
 def time_share_by(label: str, counter: str) -> str:
-    """`time_share` for each value of `label` for which there was any in the time range."""
+    """`time_share` for each value of `label` that had any in the time range."""
     moved = f"increase({series(counter)}[$__range]) > 0"
     return f"clamp_max(max by ({label}) ({rates(counter)} and {moved}), 1)"
 
@@ -97,7 +96,7 @@ def time_share_by(label: str, counter: str) -> str:
 def ratio(
     numerator: str, denominator: str, top: str = "", bottom: str = "", window: str = WINDOW
 ) -> str:
-    """Increase of one counter per step of another, which moves."""
+    """Increase of one counter divided by that of another, which must increase."""
     return f"{total(numerator, top, window)} / ({speed(denominator, bottom, window)})"
 
 
@@ -112,7 +111,7 @@ def ratio_by(
 
 
 def each_per(label: str, counter: str, steps: str, window: str = WINDOW) -> str:
-    """A counter for each value of `label` per step of a counter without this label."""
+    """A counter for each value of `label`, divided by a counter without that label."""
     return (
         f"(sum by ({label}) ({rates(counter, window=window)}) > 0) "
         f"/ on () group_left () ({speed(steps, window=window)})"
@@ -120,14 +119,14 @@ def each_per(label: str, counter: str, steps: str, window: str = WINDOW) -> str:
 
 
 def share(part: str, whole: str, top: str = "", bottom: str = "", window: str = WINDOW) -> str:
-    """One counter's part of another, of enough events."""
+    """One counter as a share of another, given enough events."""
     return _share(
         _count(part, top, window), _count(whole, bottom, window), _count(whole, bottom, LATELY)
     )
 
 
 def share_and(part: str, rest: str, top: str = "", bottom: str = "", window: str = WINDOW) -> str:
-    """One counter's part of what it and another count together, of enough events."""
+    """One counter as a share of the sum of two, given enough events."""
     either, lately = (
         f"{_count(part, top, over)} + {_count(rest, bottom, over)}" for over in (window, LATELY)
     )
@@ -141,7 +140,7 @@ def share_by(label: str, part: str, whole: str, window: str = WINDOW) -> str:
 
 
 def each_share(label: str, part: str, whole: str, window: str = WINDOW) -> str:
-    """`share` for each value of `label`, which the whole has not; above 0."""
+    """`share` for each value of `label`, which the whole does not have; above 0."""
     counted = f"({_count(part, '', window, f' by ({label}) ')} > 0)"
     return _share(counted, _count(whole, "", window), over="/ on () group_left ()")
 
@@ -151,31 +150,31 @@ def _count(counter: str, labels: str, window: str, by: str = "") -> str:
 
 
 def _share(part: str, whole: str, lately: str = "", over: str = "/") -> str:
-    # `increase` extrapolates each series for itself, so that 20 of 20 may be 20.3 of 20.
+    # `increase` extrapolates each series separately, so 20 of 20 may become 20.3 of 20.
     goes_on = f" and on () {lately} > 0" if lately else ""
     return f"clamp_max({part} {over} ({whole} >= {FEWEST}{goes_on}), 1)"
 
 
 def or_few(expr: str, *counters: str, window: str = QUANTILE_WINDOW) -> str:
-    """The figure; `FEW` where it has no value although there were such events in its window."""
+    """The figure; `FEW` where it has no value although its window has such events."""
     seen = " + ".join(_count(counter, "", window) for counter in counters)
     return f"{expr} or vector({FEW}) and on () {seen} > 0"
 
 
 def part(name: str, labels: str, whole: str) -> str:
-    """The gauge's value with `labels` as a share of that with `whole`."""
+    """The gauge's value with `labels`, as a share of its value with `whole`."""
     return f"{now(name, labels)} / ({now(name, whole)} > 0)"
 
 
 def quantile(q: float, histogram: str, labels: str = "") -> str:
-    """A quantile of a histogram's observations, of enough of them."""
+    """A quantile of a histogram's observations, given enough of them."""
     buckets = rates(f"{histogram}_bucket", labels, QUANTILE_WINDOW)
     count = series(f"{histogram}_count", labels)
     return f"histogram_quantile({q}, sum by (le) ({buckets})) and on () {enough(count)}"
 
 
 def told_quantile(q: float, histogram: str) -> str:
-    """A quantile for a tile: `FEW` where there were too few observations."""
+    """A quantile for a tile: `FEW` if there were too few observations."""
     return or_few(quantile(q, histogram), f"{histogram}_count")
 
 
@@ -185,19 +184,19 @@ def quantiles(histogram: str) -> Queries:
 
 
 def mean(histogram: str) -> str:
-    """The mean of a histogram's observations, of enough of them."""
+    """The mean of a histogram's observations, given enough of them."""
     sums, counts = (total(f"{histogram}_{kind}", "", QUANTILE_WINDOW) for kind in ("sum", "count"))
     return f"({sums} / {counts} and on () {enough(series(f'{histogram}_count'))})"
 
 
 def enough(counters: str, window: str = QUANTILE_WINDOW) -> str:
-    """Whether there were enough events in the window, and one of them lately."""
+    """Whether there were enough events in the window, one of them recent."""
     counted, lately = (f"sum(increase({counters}[{one}]) {ANSWERS})" for one in (window, LATELY))
     return f"{counted} >= {FEWEST} and on () {lately} > 0"
 
 
 def buckets(histogram: str) -> str:
-    """Observations in each bucket since the step before, for a heatmap.
+    """Observations in each bucket since the previous step, for a heatmap.
 
     The difference of two values one step apart counts each observation once. A `rate` or `increase`
     needs a window of at least two scrapes, so it counts an observation in several columns.
@@ -211,9 +210,9 @@ def buckets(histogram: str) -> str:
 
 
 def ordered(label: str, expr: str) -> str:
-    """The same series in the order of the label's numbers: Prometheus sorts 10 before 2.
+    """The same series in the numeric order of the label: Prometheus sorts 10 before 2.
 
-    A number of up to three digits gets leading blanks, which no browser shows.
+    Numbers of up to three digits get leading blanks, which browsers do not show.
     """
     for blanks, digits in (("  ", "(.)"), (" ", "(..)")):
         expr = f'label_replace({expr}, "{label}", "{blanks}$1", "{label}", "{digits}")'
@@ -223,7 +222,7 @@ def ordered(label: str, expr: str) -> str:
 def or_unreachable(expr: str, label: str = "") -> str:
     """The expression; `GONE` if none of the instances answers.
 
-    `label` is what the series of the expression are named by: `GONE` gets a blank for it.
+    `label` names the expression's series in the legend; `GONE` gets a blank name.
     """
     gone = f"vector({GONE})"
     if label:
@@ -232,9 +231,9 @@ def or_unreachable(expr: str, label: str = "") -> str:
 
 
 def replicas_missing() -> str:
-    """How many fewer instances answer than did within half an hour, for two minutes running.
+    """How many fewer instances answer than in the last half hour, for at least two minutes.
 
-    For less than that, a container and the one that took its place may be seen together.
+    For less than that, a container and its successor may both be seen.
     """
     answering = f"count({UP})"
     return f"max_over_time(min_over_time({answering}[2m:15s])[30m:1m]) - {answering}"
@@ -252,6 +251,6 @@ def states() -> Queries:
     return {
         "{{state}}": f"count by (state) ({every} unless ({idle}))",
         "idle": f"count({idle})",
-        # A scrape that fails, or no instance at all: a container that is gone has no name left.
+        # A failed scrape, or no instance at all: a removed container leaves no name behind.
         "unreachable": f"count({silent}) or absent({UP})",
     }

@@ -44,7 +44,7 @@ DRAFTED, DRAFTS = "specops_draft_tokens_total", "specops_drafts_total"
 PROMISES, KEPT = "specops_draft_promises_total", "specops_draft_promises_kept_total"
 POSITION = "specops_accepted_tokens_per_position_total"
 COST = "specops_pass_cost_seconds"
-# The service measures 17 sizes; the powers of two say as much.
+# The service measures 17 sizes; the powers of two show as much.
 SOME, ONE_TOKEN = 'kind="tokens", size=~"2|4|8|16|32|64"', 'kind="tokens", size="1"'
 ONE_DRAFT_TOKEN, ATTENTION = 'kind="draft_tokens", size="1"', 'kind="attention"'
 LATELY = "5m"  # the window of the bars
@@ -61,8 +61,8 @@ def _glance() -> Panels:
     yield words(
         "Drafters",
         "Drafters that proposed tokens in the last 5 minutes. `none`: speculation is off "
-        "(SPECOPS_DRAFTER), does not pay on this text, or nobody asks; all panels about drafts are "
-        "empty then.",
+        "(SPECOPS_DRAFTER) or does not pay on this text, or there are no requests; then all panels "
+        "about drafts are empty.",
         {
             "{{drafter}}": f"count by (drafter) ({lately})",
             "none": f"vector(1) and on () {UP} unless on () ({lately})",
@@ -74,9 +74,9 @@ def _glance() -> Panels:
     )
     yield tile(
         "Gain",
-        "How many times as fast as plain decoding, by the service's own estimate from the "
-        "measured costs of passes. Below 1 drafting costs more than it gains: leave "
-        "`adaptive` on, or try another drafter. 1 is plain decoding.",
+        "Speed as a multiple of plain decoding's, which the service estimates from the measured "
+        "costs of passes. 1 is plain decoding. Below 1 drafting costs more than it gains: leave "
+        "`adaptive` on, or try another drafter.",
         TIMES,
         GAIN,
         decimals=2,
@@ -86,16 +86,16 @@ def _glance() -> Panels:
     )
     yield tile(
         "Output by drafts",
-        "Share of the generated tokens of the last minute that were draft tokens: the target only "
-        "checked them. Low with a high acceptance: the drafter often has nothing to propose.",
+        "Share of the tokens generated in the last minute that were draft tokens, which the target "
+        "only verified. Low with a high acceptance: the drafter often has nothing to propose.",
         "percentunit",
         share(ACCEPTED, GENERATED, window=NOW),
     )
     yield tile(
         "Jump length",
-        "Tokens per pass: those that a request gets from one pass of the target; passes "
-        "without a draft count. 1 is plain decoding. Low with a high acceptance: the drafter often "
-        "has nothing to propose.",
+        "Tokens that a request gets from one pass of the target, passes without a draft included. "
+        "1 is plain decoding. Low with a high acceptance: the drafter often has nothing to "
+        "propose.",
         MEAN,
         TOKENS_PER_PASS,
         decimals=2,
@@ -105,9 +105,8 @@ def _glance() -> Panels:
     )
     yield tile(
         "Acceptance length",
-        "Mean acceptance length, 1 + accepted tokens per draft: the convention elsewhere. It "
-        "leaves out passes without a draft, so it is never below tokens per pass; compare other "
-        "engines with this one.",
+        "Mean acceptance length: 1 + accepted tokens per draft, to compare with other engines. "
+        "It leaves out passes without a draft, so it is never below tokens per pass.",
         MEAN,
         _acceptance_length(NOW),
         decimals=2,
@@ -115,8 +114,9 @@ def _glance() -> Panels:
     )
     yield tile(
         "Drafts accepted",
-        "Share of draft tokens that the target agreed with in the last minute. Low: the drafter "
-        "does not suit this text, or the temperature is high; the panel by drafter says which one.",
+        "Share of the last minute's draft tokens that the target accepted. Low: the drafter does "
+        "not suit this text, or the temperature is high. `Draft tokens accepted, by drafter` says "
+        "which one.",
         "percentunit",
         share(ACCEPTED, DRAFTED, window=NOW),
         warn=0.4,
@@ -129,9 +129,8 @@ def _glance() -> Panels:
     )
     yield tile(
         "Time drafting",
-        "Share of the engine's working time that goes into drafting. Above a third: the draft "
-        "model is too large for its target; take a smaller one or `suffix`, which is nearly "
-        "free.",
+        "Share of the engine's working time spent on drafting. Above a third, the draft model is "
+        "too large for its target: choose a smaller one, or `suffix`, which costs almost nothing.",
         "percentunit",
         f"{seconds} / ({working} + {seconds} > 0)",
         warn=0.33,
@@ -143,9 +142,9 @@ def _worth() -> Panels:
     yield row("What does it bring?")
     yield curves(
         "Gain over plain decoding",
-        "How many times as fast as plain decoding, by the service's estimate, below what it "
-        "would be if draft tokens were free: tokens per pass. 1 is the line between gain and "
-        "loss. Below it for long: leave `adaptive` on, choose another drafter, or none.",
+        "Speed as a multiple of plain decoding's, as the service estimates it. Tokens per pass "
+        "would be the multiple if draft tokens were free. Below 1 drafting loses time: if it stays "
+        "there, leave `adaptive` on, choose another drafter, or none.",
         TIMES,
         {"gain over plain decoding": GAIN, "tokens per pass": TOKENS_PER_PASS},
         warn=1,
@@ -154,8 +153,8 @@ def _worth() -> Panels:
     yield curves(
         "Tokens per pass (average jump length)",
         "Tokens per pass counts every pass; mean acceptance length leaves out passes without "
-        "a draft. A wide gap between them: the drafter often has nothing to propose, so `cascade` "
-        "may do better than one alone.",
+        "a draft. If the gap is wide, the drafter often has nothing to propose: `cascade` may do "
+        "better than a single drafter.",
         MEAN,
         {
             "now": ratio(TOKENS, STEPS),
@@ -165,8 +164,8 @@ def _worth() -> Panels:
     )
     yield curves(
         "Output by drafts over time",
-        "Share of the generated tokens that were draft tokens: the target only checked them. "
-        "Falling while the load is the same: the text has become harder to predict. 0 for long: "
+        "Share of the generated tokens that were draft tokens, which the target only verified. "
+        "If it falls under the same load, the text has become harder to predict. 0 for long: "
         "drafting is off, or does not pay.",
         "percentunit",
         {"of all tokens": share(ACCEPTED, GENERATED)},
@@ -177,7 +176,7 @@ def _drafts() -> Panels:
     yield row("Who drafts, and how well?")
     yield curves(
         "Draft tokens accepted, by drafter",
-        "Share of draft tokens that the target agreed with. Low for `draft`: the draft model "
+        "Share of draft tokens that the target accepted. Low for `draft`: the draft model "
         "does not suit this text. Low for `suffix`: the text does not repeat itself. Sampling "
         "at a high temperature lowers both.",
         "percentunit",
@@ -189,8 +188,8 @@ def _drafts() -> Panels:
     yield curves(
         "What drafters promise, and what they keep",
         "The mean acceptance probability that the drafter promised for its draft tokens, and the "
-        "share that was accepted. Close together: the promises are calibrated. Accepted far below "
-        "promised for long: drafts are too long, until the service has corrected its estimates.",
+        "share that was accepted. Close together, the promises are calibrated. While acceptance is "
+        "far below, drafts are too long, until the service has corrected its estimates.",
         "percentunit",
         {
             "{{drafter}} promised": share_by("drafter", "specops_draft_promised_total", PROMISES),
@@ -201,9 +200,9 @@ def _drafts() -> Panels:
     )
     yield bars(
         "Accepted, by what was promised",
-        "Share of draft tokens that were accepted, by the tenth of the probability that was "
-        "promised, in the last 5 minutes. Calibrated: 0 is near 5 %, 9 near 95 %, and those "
-        "between rise evenly.",
+        "Share of the last 5 minutes' draft tokens that were accepted, by the probability that the "
+        "drafter promised. If promises are calibrated, the bars rise evenly, from near 5 % to near "
+        "95 %.",
         "tenth",
         "promised ${1}0 to ${1}9 %",
         share_by("tenth", KEPT, PROMISES, LATELY),
@@ -211,9 +210,9 @@ def _drafts() -> Panels:
     )
     yield bars(
         "Accepted, by position",
-        "Share of drafts whose token at this position was accepted, in the last 5 minutes. It "
-        "falls from position to position. Hardly any beyond some position: draft tokens there "
-        "are wasted, so a lower k_draft costs nothing.",
+        "Share of the last 5 minutes' drafts whose token at this position was accepted. It falls "
+        "from position to position. Where hardly any are accepted, draft tokens are wasted: a "
+        "lower k_draft costs nothing.",
         "position",
         "token $1",
         ordered("position", each_share("position", POSITION, DRAFTS, LATELY)),
@@ -221,8 +220,8 @@ def _drafts() -> Panels:
     )
     yield curves(
         "Accepted over time, by position",
-        "The same over time. Falling at the first positions: the text has become harder to "
-        "predict. Falling at the last ones only: drafts have become too long.",
+        "The same over time. If the first positions fall, the text has become harder to "
+        "predict. If only the last ones fall, drafts have become too long.",
         "percentunit",
         {"token {{position}}": ordered("position", each_share("position", POSITION, DRAFTS))},
         maximum=1,
@@ -230,10 +229,10 @@ def _drafts() -> Panels:
     )
     yield curves(
         "Accepted tokens, by where they were found",
-        "Draft tokens per second that were accepted: found in the request's own `text`, in the "
-        "client's earlier requests (`history`), in the model's `table` of n-grams, or by a draft "
-        "head or model. Much `history` under a load test: it repeats its prompts, so people's "
-        "requests will gain less.",
+        "Accepted draft tokens per second, by source: the request's own `text`, the client's "
+        "earlier requests (`history`), the model's `table` of n-grams, or a draft head or model. "
+        "If a load test has much `history`, it repeats its prompts, and real requests will gain "
+        "less.",
         TOKENS_PER_SECOND,
         {"{{found_in}}": rate_by("found_in", "specops_accepted_tokens_found_total")},
         stacked=True,
@@ -246,9 +245,9 @@ def _lengths() -> Panels:
     yield row("How much is drafted?")
     yield curves(
         "Draft length, by drafter",
-        "Tokens per draft for each drafter, and over all passes in the last minute. With "
-        "`adaptive` on the length follows what was accepted: long on easy text, 0 where it "
-        "does not pay. A flat line: requests ask for a fixed number of draft tokens.",
+        "Tokens per draft for each drafter, and per pass over all passes. With `adaptive` on, "
+        "the length follows acceptance: long on easy text, 0 where drafting does not pay. A flat "
+        "line: requests set a fixed number of draft tokens.",
         MEAN,
         {
             "{{drafter}}": ratio_by("drafter", DRAFTED, DRAFTS),
@@ -260,9 +259,9 @@ def _lengths() -> Panels:
     )
     yield curves(
         "Hits and misses",
-        "Drafts per second, and passes per second for which a drafter was asked and had "
-        "nothing. Many misses: the suffix drafter finds no repetition, which costs little; all "
-        "drafts at 0 under load: speculation is off because it does not pay.",
+        "Drafts per second, and passes per second in which a drafter had nothing to propose. Many "
+        "misses of `suffix`: the text does not repeat itself, which costs little. No drafts under "
+        "load: speculation is off, or does not pay.",
         PER_SECOND,
         {
             "{{drafter}} drafted": rate_by("drafter", DRAFTS),
@@ -273,9 +272,8 @@ def _lengths() -> Panels:
     )
     yield curves(
         "Draft tokens per second",
-        "Draft tokens verified, and those that were accepted. The gap between the lines was "
-        "computed for nothing: fine while the gain is above 1, otherwise a reason for a lower "
-        "SPECOPS_MAX_K_DRAFT.",
+        "Draft tokens verified and accepted, per second. The gap is wasted work: fine while the "
+        "gain is above 1, otherwise a reason to lower SPECOPS_MAX_K_DRAFT.",
         TOKENS_PER_SECOND,
         {"verified": speed(DRAFTED), "accepted": speed(ACCEPTED)},
         empty_when=Empty.NO_DRAFTS,
@@ -283,8 +281,8 @@ def _lengths() -> Panels:
     )
     yield heat(
         "Lengths chosen",
-        "How many draft tokens the service chose, pass by pass; 0 is not drafting. All at 0: "
-        "drafting does not pay on this text, or at this load. All at the top: try a larger "
+        "Number of draft tokens that the service chose, pass by pass; 0: no draft. All at 0: "
+        "drafting does not pay on this text, or under this load. All at the top: try a larger "
         "SPECOPS_MAX_K_DRAFT.",
         MEAN,
         buckets("specops_chosen_draft_tokens"),
@@ -293,17 +291,17 @@ def _lengths() -> Panels:
     )
 
 
-def _reckoning() -> Panels:
-    yield row("What does the choice of lengths reckon with?")
+def _costs() -> Panels:
+    yield row("Which costs decide the lengths?")
     relative = (
         f"max by (size) {gauge(COST, SOME)} / on () group_left () (max{gauge(COST, ONE_TOKEN)} > 0)"
     )
     yield curves(
         "Cost of a pass, by its tokens",
-        "What a pass of this many tokens costs, in passes of one. The closer the curves are to 1, "
-        "the more draft tokens pay, and the cheaper it is for requests to share a pass. All of "
-        "them high: this processor's arithmetic is slow for its memory; `int8` weights "
-        "(SPECOPS_QUANT) make wide passes cheaper than `int4`.",
+        "The cost of a pass of this many tokens, as a multiple of a pass of one. The closer to 1, "
+        "the more draft tokens pay, and the cheaper it is for requests to share a pass. All high: "
+        "this CPU computes slowly for its memory's speed; `int8` weights (SPECOPS_QUANT) make wide "
+        "passes cheaper than `int4`.",
         TIMES,
         {"{{size}} tokens": ordered("size", relative)},
         empty_when=Empty.NOT_READY,
@@ -311,10 +309,10 @@ def _reckoning() -> Panels:
     )
     yield curves(
         "Cost of a token, a draft token, attention",
-        "Seconds of a pass of one token of the target and of the draft model, and (on the right) "
-        "what 1,000,000 pairs of a token and a position that it attends to add. A draft token that "
-        "costs a third of a token must be right often. Attention is the price of long contexts. "
-        "All rising: another process takes the CPU.",
+        "Time of a pass of one token, by the target and by the draft model, and (on the right) the "
+        "added time of 1,000,000 pairs of a token and a position that it attends to. If a draft "
+        "token costs a third of a token, it must be right often. Attention is the price of long "
+        "contexts. If all rise, another process uses the CPU.",
         "s",
         {
             "token": f"{now(COST, ONE_TOKEN, of='max')} > 0",
@@ -332,6 +330,6 @@ def build() -> Json:
     return board(
         "speculation",
         "Does speculation pay?",
-        "What drafts cost, what they gain, where they come from.",
-        (_glance, _worth, _drafts, _lengths, _reckoning),
+        "What drafts cost, what they gain, and where they come from.",
+        (_glance, _worth, _drafts, _lengths, _costs),
     )
