@@ -6,9 +6,9 @@ The models are made once for each worker of pytest. They are real graphs with ra
 import gc
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import hypothesis
@@ -25,6 +25,7 @@ from specops.runtime.session import share_threads
 from tests.allowed_skips import watch_skips
 from tests.checkpoints import make_llama_checkpoint
 from tests.eagle_heads import write_head
+from tests.waiting import PATIENCE
 
 THREADS = 1  # each worker of pytest has one core; tests of threads start processes
 SLOTS = 3
@@ -54,7 +55,12 @@ Summary = dict[str, list[str]]
 _SUMMARY = pytest.StashKey[Summary]()
 
 # However busy the machine is; and a failure comes from the change: `make fuzz` tries other cases.
-hypothesis.settings.register_profile("any machine", deadline=None, derandomize=True)
+hypothesis.settings.register_profile(
+    "any machine",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("any machine")
 
 # A shell's background jobs ignore Ctrl-C; without this, the processes of tests would, too.
@@ -133,7 +139,7 @@ _PROGRAMS: dict[str, Any] = {
     "specops.models.graph.prepack": prepack,
     "specops.models.layout": layout,
 }
-_ONE_AT_A_TIME = Lock()  # servers load models in threads
+_ONE_AT_A_TIME = threading.Lock()  # servers load models in threads
 
 
 def run_here(
@@ -193,6 +199,28 @@ def short_calibration() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibration, "_ENOUGH_SECONDS", 0.0)
         yield
+
+
+# Threads that last as long as the process, and that only wait: of the processes for templates and
+# grammars, which all engines share, of the cache's folders, of tqdm and of Schemathesis.
+_LASTING = ("chat templates", "grammars", "cache-in-use", "tqdm_monitor", "asyncio-portal")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_threads_left() -> Iterator[None]:
+    """A file's threads end with it: one that goes on may disturb any test that follows."""
+    before = set(threading.enumerate())
+    yield
+
+    def left() -> list[threading.Thread]:
+        new = set(threading.enumerate()) - before
+        return [thread for thread in new if not thread.name.startswith(_LASTING)]
+
+    if left():
+        gc.collect()  # threads of an executor end with it
+    for thread in left():
+        thread.join(PATIENCE)
+    assert left() == []
 
 
 @pytest.fixture(scope="session")

@@ -47,7 +47,28 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class _Server(ThreadingHTTPServer):
+    """Ends with all its threads: `server_close` closes their connections and waits for them."""
+
+    daemon_threads = False
     request_queue_size = 128  # of connections that come at once; beyond, a client waits a second
+
+    def __init__(self, *arguments: Any) -> None:
+        self._open: set[socket.socket] = set()
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.discard(request)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        for connection in self._open.copy():
+            with contextlib.suppress(OSError):  # its thread may have closed it
+                connection.shutdown(socket.SHUT_RDWR)
+        super().server_close()
 
     def handle_error(self, *arguments: object) -> None:
         if not isinstance(sys.exception(), ConnectionError):  # clients may leave in the middle
@@ -73,9 +94,12 @@ def can_listen(host: str) -> bool:
 
 @contextlib.contextmanager
 def listening(handler: type[Handler], host: str = HOST) -> Iterator[int]:
-    """Serve with a handler; yield the port."""
+    """Serve with a handler; yield the port.
+
+    At the end the connections are closed, and what the handler still does is waited for.
+    """
     with (_Server6 if ":" in host else _Server)((host, 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield server.server_port

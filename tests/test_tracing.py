@@ -21,7 +21,7 @@ from specops.config import Settings
 from specops.engine import scheduler
 from specops.engine.model_info import ModelState
 from specops.metrics.metrics import Metrics
-from specops.request import DRAFTERS, FinishReason, GenerationRequest, Step
+from specops.request import DRAFTERS, FinishReason, GenerationRequest
 from specops.serving.async_engine import AsyncEngine
 from specops.serving.request_handle import RequestHandle
 from specops.text.chat_template import ChatTemplate
@@ -29,7 +29,7 @@ from specops.tracing import tracing_from_env
 from tests.asgi import AsgiClient
 from tests.http.openai_api import Api
 from tests.loopback import Handler, listening
-from tests.serving.service import share
+from tests.serving.service import halt, share
 from tests.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.anyio
@@ -277,9 +277,8 @@ async def test_a_refused_request_is_a_span_and_a_client_that_left_ends_its_own(
     tiny_settings: Settings, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = replace(tiny_settings, slots=1, queue_size=0)
-    cancelled = threading.Event()
     async with serving(settings) as here:
-        submit = here.service.submit
+        submit, cancelled = here.service.submit, halt(here.service.engine, monkeypatch)
 
         def observed(*requests: GenerationRequest) -> RequestHandle:
             handle = submit(*requests)
@@ -288,15 +287,6 @@ async def test_a_refused_request_is_a_span_and_a_client_that_left_ends_its_own(
             return handle
 
         monkeypatch.setattr(here.service, "submit", observed)
-        step, steps = here.service.engine.scheduler.step, itertools.count()
-
-        def halting() -> Step:
-            """The request does not end before it is cancelled."""
-            if next(steps) == 3:
-                assert cancelled.wait(PATIENCE)
-            return step()
-
-        monkeypatch.setattr(here.service.engine.scheduler, "step", halting)
         running = AsgiClient(here.app, "/generate").send_json(LONG)
         assert (await running.next_event())["tokens"]
         refused = await here.client.post("/generate", json=GENERATE)

@@ -88,6 +88,7 @@ async def api(service: FakeService | None = None, **changed: Any) -> AsyncIterat
     made = Api(service or FakeService(ANSWER), Settings(**changed))
     async with made.client:
         yield made
+    made.app.state.specops.executors.shut_down()
 
 
 def problem(response: httpx.Response, status: int) -> dict[str, Any]:

@@ -22,11 +22,13 @@ async def in_process(
     """Serve a model; yield the service, and a client of its application."""
     async with serving(settings, load) as (service, metrics):
         assert service.state is ModelState.READY, service.error
-        transport = httpx.ASGITransport(create_app(settings, service, metrics))
+        app = create_app(settings, service, metrics)
+        transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(
             transport=transport, base_url="http://test", timeout=600
         ) as http:
             yield service, http
+        app.state.specops.executors.shut_down()
 
 
 @asynccontextmanager

@@ -164,10 +164,12 @@ async def test_long_texts_beside_the_queue_are_few_at_a_time(
 async def test_a_grammar_that_waits_for_others_is_no_mistake_of_its_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("specops.http.answering.submit.COMPILE_SECONDS", 0.05)
     async with api() as here:
         here.service.loaded.grammars = compiler = Waiting()  # type: ignore[assignment]
-        answers = await asyncio.gather(*(here.ask(COMPLETIONS, guided_regex="a") for _ in range(2)))
+        asking = [here.ask(COMPLETIONS, guided_regex="a") for _ in range(2)]
+        with monkeypatch.context() as patch:
+            patch.setattr(submit, "COMPILE_SECONDS", 0.05)
+            answers = await asyncio.gather(*asking)
         for answer in answers:
             assert problem(answer, 503)["code"] == "grammar_pending"
             assert answer.headers["retry-after"]

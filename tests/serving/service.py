@@ -5,14 +5,19 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cache
+from itertools import count
+from threading import Event
+
+import pytest
 
 from specops.config import Settings
 from specops.engine.engine import Engine
 from specops.engine.model_info import ModelState, Report
 from specops.metrics.metrics import Metrics
-from specops.request import Output
+from specops.request import Output, Step
 from specops.serving.async_engine import AsyncEngine
 from specops.serving.request_handle import RequestHandle
+from tests.waiting import PATIENCE
 
 
 async def collect(handle: RequestHandle) -> list[Output]:
@@ -50,6 +55,19 @@ async def serving(
         yield service, metrics
     finally:
         await service.stop()
+
+
+def halt(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Event:
+    """Have an engine wait after three steps until the event is set: no request ends before that."""
+    step, steps, may = engine.scheduler.step, count(), Event()
+
+    def halting() -> Step:
+        if next(steps) == 3:
+            assert may.wait(PATIENCE)
+        return step()
+
+    monkeypatch.setattr(engine.scheduler, "step", halting)
+    return may
 
 
 def sample(metrics: Metrics, name: str, **labels: str) -> float:

@@ -22,7 +22,7 @@ from specops.serving.admission import CACHES_AHEAD, QueueFull
 from specops.serving.async_engine import AsyncEngine, NotReady
 from specops.serving.request_handle import QueuePosition, RequestHandle
 from tests.eagle_heads import write_head
-from tests.serving.service import collect, sample, serving
+from tests.serving.service import collect, halt, sample, serving
 from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -154,12 +154,16 @@ async def test_a_prompt_that_the_model_cannot_take_is_refused_and_counted(
         assert service.waiting == 0
 
 
-async def test_cancelling_frees_the_slot_and_counts_wasted_tokens(tiny_settings: Settings) -> None:
+async def test_cancelling_frees_the_slot_and_counts_wasted_tokens(
+    tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with serving(tiny_settings) as (service, metrics):
+        may = halt(service.engine, monkeypatch)
         handle = service.submit(request(max_new_tokens=FOREVER))
         last = None
         async for outputs in handle.outputs():
             handle.cancel()
+            may.set()
             last = outputs[-1]
         assert last is not None
         assert last.finish is FinishReason.CANCELLED
@@ -183,15 +187,17 @@ async def test_short_steps_are_handed_over_together_each_with_its_own_output(
 
 
 async def test_an_answer_that_is_whole_ends_alone_and_counts_as_complete(
-    tiny_settings: Settings,
+    tiny_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serving(tiny_settings) as (service, metrics):
+        may = halt(service.engine, monkeypatch)
         whole, other = request(max_new_tokens=FOREVER), request()
         handle, ends = service.submit(whole, other), {}
         async for outputs in handle.outputs():
             for output in outputs:
                 if output.request_id == whole.request_id:
                     handle.end(whole.request_id)  # again and again, and after it has ended
+                    may.set()
                 if output.finish:
                     ends[output.request_id] = output.finish
         handle.end(whole.request_id)

@@ -160,9 +160,12 @@ class Run:
 
 
 def run_locust(api: StandIn, folder: Path, *options: str, before: Sequence[Path] = ()) -> Run:
-    """Run a short load test of a stand-in."""
+    """Run a short load test of a stand-in, which then answers whom it has kept waiting."""
     with listening(api.handler()) as port:
-        return run_locust_at(f"http://{HOST}:{port}", folder, *options, before=before)
+        try:
+            return run_locust_at(f"http://{HOST}:{port}", folder, *options, before=before)
+        finally:
+            api.may.set()
 
 
 def locust_command(url: str, *before: Path) -> list[str]:
@@ -293,7 +296,6 @@ def run_until(api: StandIn, folder: Path, requests: int, *options: str) -> Run:
     try:
         return run_locust(api, folder, *options, before=[clock.file, early])
     finally:
-        api.may.set()
         watcher.join()
 
 
