@@ -114,13 +114,13 @@ def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_wrong_value_is_refused_by_the_variables_name(name: str, text: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{name} takes ") as caught:
+    with pytest.raises(ConfigError, match=f"^{name} must be ") as caught:
         Settings.from_env({name: text})
     assert text in str(caught.value)
 
 
 def test_a_model_that_is_no_preset_belongs_into_another_setting() -> None:
-    with pytest.raises(ConfigError, match=r"^SPECOPS_MODEL takes .*named by SPECOPS_TARGET$"):
+    with pytest.raises(ConfigError, match=r"^SPECOPS_MODEL must be .*named by SPECOPS_TARGET$"):
         Settings.from_env({"SPECOPS_MODEL": "org/name"})
 
 
@@ -130,12 +130,12 @@ UNUSABLE_NAMES = [":a", "al ice:a", "a/b:c", f"{'x' * 33}:a", "key-2:a", "alice:
 
 @pytest.mark.parametrize("text", [*UNUSABLE_KEYS, *UNUSABLE_NAMES])
 def test_unusable_key_is_refused_without_being_shown(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^SPECOPS_API_KEYS takes .*entry [23] ") as caught:
+    with pytest.raises(ConfigError, match=r"^SPECOPS_API_KEYS must be .*entry [23] ") as caught:
         Settings.from_env({"SPECOPS_API_KEYS": f"secret,{text}"})
     assert "secret" not in str(caught.value)
     named = {"SPECOPS_API_KEYS": "alice:secret", "SPECOPS_METRICS_KEY": "secret"}
     assert "secret" not in repr(Settings.from_env(named))
-    with pytest.raises(ConfigError, match=r"^SPECOPS_METRICS_KEY takes printable"):
+    with pytest.raises(ConfigError, match=r"^SPECOPS_METRICS_KEY must be printable"):
         Settings.from_env({"SPECOPS_METRICS_KEY": "two words"})
 
 

@@ -29,16 +29,16 @@ def test_a_text_and_its_values() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("temperatur=1", "takes name=value of temperature, top_k, .*, not 'temperatur=1'"),
-        ("0.2", "takes name=value of .*, not '0.2'"),
-        ("temperature=warm", "temperature takes a number, not 'warm'"),
-        ("temperature=", "temperature takes a number, not ''"),
-        ("temperature=2.1", "temperature takes a number from 0 to 2, not 2.1"),
-        ("temperature=nan", "temperature takes a number from 0 to 2, not nan"),
-        ("top_k=1.5", "top_k takes a number, not '1.5'"),
-        ("top_p=0", "top_p takes a number above 0 to 1, not 0"),
-        ("repetition_penalty=11", "repetition_penalty takes a number above 0 to 10, not 11"),
-        ("presence_penalty=3", "presence_penalty takes a number from -2 to 2, not 3"),
+        ("temperatur=1", "must be name=value .* temperature, top_k, .*, not 'temperatur=1'"),
+        ("0.2", "must be name=value with a name of .*, not '0.2'"),
+        ("temperature=warm", "temperature must be a number, not 'warm'"),
+        ("temperature=", "temperature must be a number, not ''"),
+        ("temperature=2.1", "temperature must be a number from 0 to 2, not 2.1"),
+        ("temperature=nan", "temperature must be a number from 0 to 2, not nan"),
+        ("top_k=1.5", "top_k must be a number, not '1.5'"),
+        ("top_p=0", "top_p must be a number above 0, at most 1, not 0"),
+        ("repetition_penalty=11", "repetition_penalty must be .* above 0, at most 10, not 11"),
+        ("presence_penalty=3", "presence_penalty must be a number from -2 to 2, not 3"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(text: str, said: str) -> None:

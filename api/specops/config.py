@@ -1,6 +1,6 @@
 """All settings of the service, read once from the environment.
 
-A wrong value stops the start, and the message names the variable: no service is better than one
+A wrong value stops the start with a message that names the variable: no service is better than one
 with settings nobody chose.
 """
 
@@ -26,17 +26,17 @@ _CACHE_DIR = Path.home() / ".cache" / "specops"
 
 
 class ConfigError(ValueError):
-    """A setting has a wrong value; the message names the variable and the values that it takes."""
+    """A setting has a wrong value; the message names the variable and its allowed values."""
 
 
 @dataclass(frozen=True)
 class Number:
-    """Reads a number of a range, both ends included; docs/settings.md shows the range."""
+    """Reads a number from a range, both ends included; docs/settings.md shows the range."""
 
     low: float
     high: float
     kind: Callable[[str], float] = int
-    called: str = "a whole number"
+    what: str = "a whole number"
 
     def __call__(self, text: str) -> float:
         """Return the number that `text` is.
@@ -47,21 +47,21 @@ class Number:
         try:
             value = self.kind(text)
         except ValueError:
-            raise ConfigError(f"takes {self.called}, not {text!r}") from None
+            raise ConfigError(f"must be {self.what}, not {text!r}") from None
         if not self.low <= value <= self.high:  # also refuses NaN
-            raise ConfigError(f"takes {self.called} from {self.low} to {self.high}, not {text}")
+            raise ConfigError(f"must be {self.what} from {self.low} to {self.high}, not {text}")
         return value
 
 
 def _seconds(low: float, high: float) -> Number:
-    return Number(low, high, float, "seconds")
+    return Number(low, high, float, "a number of seconds")
 
 
 def _choice(*allowed: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in allowed:
-            named = ", ".join(filter(None, allowed)) + (" or nothing" if "" in allowed else "")
-            raise ConfigError(f"takes one of {named}, not {text!r}")
+            named = ", ".join(filter(None, allowed)) + (", or empty" if "" in allowed else "")
+            raise ConfigError(f"must be one of {named}, not {text!r}")
         return text
 
     return parse
@@ -69,14 +69,16 @@ def _choice(*allowed: str) -> Callable[[str], str]:
 
 def _log_level(text: str) -> str:
     if text.removesuffix(PROMPTS) not in _LEVELS:
-        raise ConfigError(f"takes one of {', '.join(_LEVELS)}, {PROMPTS} after it, not {text!r}")
+        raise ConfigError(
+            f"must be one of {', '.join(_LEVELS)}, with or without {PROMPTS} after it, not {text!r}"
+        )
     return text
 
 
 def _context(text: str) -> float:
     value = Number(0, 1 << 20)(text)
     if value == 1:
-        raise ConfigError("takes 0, or 2 and more: one for the prompt, one for the answer; not 1")
+        raise ConfigError("must be 0, or at least 2 (one token of prompt, one of answer), not 1")
     return value
 
 
@@ -94,9 +96,9 @@ def _preset(text: str) -> str:
 def _weights(text: str) -> str:
     if text and WeightsName.parse(text) is None:
         raise ConfigError(
-            "takes fp32, int8 or int4, the last two with a block such as int8-32, int4 with "
-            "-mixed after it to leave the most sensitive weights in 8 bits, then -rtn to round "
-            f"each weight to the nearest; not {text!r}"
+            "must be fp32, int8 or int4; the last two may have a block, such as int8-32, and int4 "
+            "then -mixed, which leaves the most sensitive weights in 8 bits, and -rtn, which "
+            f"rounds each weight to the nearest; not {text!r}"
         )
     return text
 
@@ -110,17 +112,21 @@ def _sampling(text: str) -> str:
     return text
 
 
+def _is_key(text: str) -> bool:
+    return text != "" and text.isascii() and text.isprintable() and " " not in text
+
+
 def _key(text: str) -> str:
-    if not (text.isascii() and text.isprintable() and " " not in text and text):
-        raise ConfigError("takes printable ASCII without spaces")
+    if not _is_key(text):
+        raise ConfigError("must be printable ASCII without spaces")
     return text
 
 
 def client_keys(text: str) -> list[tuple[str, str]]:
     """Split the value of `SPECOPS_API_KEYS` into pairs of a client's name and its key.
 
-    The part before the first colon is the name: `alice:KEY`. Keys without one are numbered:
-    `key-1`. Keys of the same name belong to one client, which can replace its key that way.
+    The part before the first colon is the name: `alice:KEY`. Keys without a name are numbered:
+    `key-1`. Keys with the same name belong to one client, so that it can replace its key.
 
     Raises:
         ConfigError: a key or a name has an invalid character, or a key has two names. The message
@@ -133,14 +139,14 @@ def client_keys(text: str) -> list[tuple[str, str]]:
             name, key = f"key-{number}", name
         elif not _CLIENT_NAME.fullmatch(name) or _UNNAMED.fullmatch(name):
             raise ConfigError(
-                f"takes KEY or NAME:KEY, separated by commas; entry {number} has a colon, but the "
-                "part before it is not a valid name: up to 32 letters, digits, `.`, `_` and `-`, "
-                "and not `key-` with a number. A key that contains a colon needs a name, too"
+                "must be KEY or NAME:KEY, separated by commas; the part before the colon in entry "
+                f"{number} is not a valid name: up to 32 letters, digits, `.`, `_` and `-`, but "
+                "not `key-` with a number. A key that contains a colon needs a name"
             )
-        if not (key.isascii() and key.isprintable() and " " not in key and key):
+        if not _is_key(key):
             raise ConfigError(
-                "takes KEY or NAME:KEY, separated by commas, with keys of printable ASCII without "
-                f"spaces; entry {number} is not one"
+                "must be KEY or NAME:KEY, separated by commas; the key of "
+                f"entry {number} is not printable ASCII without spaces"
             )
         if names.setdefault(key, name) != name:
             raise ConfigError(f"has the key of entry {number} twice, with two names")
@@ -153,12 +159,12 @@ def _keys(text: str) -> str:
 
 
 def _listed(pattern: str, what: str) -> Callable[[str], str]:
-    """Return the check of a list whose items match a pattern; letters become small."""
+    """Return a parser of a comma-separated list whose items match a pattern, in lower case."""
 
     def check(text: str) -> str:
         items = [item.strip().lower() for item in text.split(",")]
         if not all(re.fullmatch(pattern, item) for item in items):
-            raise ConfigError(f"takes {what}, separated by commas, not {text!r}")
+            raise ConfigError(f"must be {what}, separated by commas, not {text!r}")
         return ",".join(items)
 
     return check
@@ -177,7 +183,7 @@ _origins = _listed(
 def _unknown(name: str, known: Collection[str]) -> ConfigError:
     from difflib import get_close_matches  # noqa: PLC0415 - takes 10 ms, and only errors need it
 
-    # Without the prefix, which makes all names alike.
+    # The prefix would make all names alike.
     near = get_close_matches(
         name.removeprefix(PREFIX), [item.removeprefix(PREFIX) for item in known]
     )
@@ -188,7 +194,14 @@ def _unknown(name: str, known: Collection[str]) -> ConfigError:
 def setting(
     default: Any, parse: Callable[[str], Any], help_text: str, *, secret: bool = False
 ) -> Any:
-    """Declare a setting: its default, the parser of its text, and its documentation."""
+    """Declare a setting.
+
+    Args:
+        default: its value where the variable is unset or empty.
+        parse: turns the variable's text into the value; raises ConfigError.
+        help_text: its documentation.
+        secret: whether to keep the value out of logs.
+    """
     return field(default=default, metadata={"parse": parse, "help": help_text}, repr=not secret)
 
 
@@ -199,8 +212,8 @@ class Settings:
     model: str = setting(
         "",
         _preset,
-        "preset that names target, draft and weights; empty: "
-        f"`{CHAT}` where `make up` has fetched it, else `{DEMO}`",
+        "preset, which names target, draft and weights; empty: "
+        f"`{CHAT}` if `make up` has fetched it, else `{DEMO}`",
     )
     target: str = setting(
         "",
@@ -210,7 +223,7 @@ class Settings:
     draft: str = setting(
         "",
         os.path.expanduser,
-        "draft model or EAGLE-3 head, named as a target is, or a folder with n-grams; empty: the "
+        "draft model or EAGLE-3 head, named like a target, or a folder with n-grams; empty: the "
         "preset's, or the target's own MTP block; `none`: no draft",
     )
     quant: str = setting(
@@ -228,20 +241,19 @@ class Settings:
     drafter: str = setting(
         "",
         _choice("", *DRAFTERS, "none"),
-        "drafter of requests that name none; empty: `cascade` with a draft model or head, else "
-        "`suffix`",
+        "default drafter of requests; empty: `cascade` with a draft model or head, else `suffix`",
     )
     sampling: str = setting(
         "",
         _sampling,
-        "sampling parameters of requests that set none, such as `temperature=0.2,top_p=0.9`; "
+        "default sampling parameters of requests, such as `temperature=0.2,top_p=0.9`; "
         "empty: the preset's or the model's; `none`: the protocol's",
     )
     system: str = setting(
         "",
         str,
         "system message of conversations without one; empty: the preset's or the model's; "
-        "`none`: the chat template's own, if it has one; `empty`: an empty message",
+        "`none`: the chat template's, if it has one; `empty`: an empty message",
     )
     max_k_draft: int = setting(8, Number(0, 16), "maximum draft tokens per request and step")
     slots: int = setting(
@@ -262,7 +274,7 @@ class Settings:
     kv_dtype: str = setting(
         "fp16",
         _choice("fp32", "fp16", "int8"),
-        "element type of the KV cache: fp32, fp16 or int8, which `smollm2` has",
+        "element type of the KV cache: fp32, fp16 or int8; the preset `smollm2` sets int8",
     )
     max_batched_tokens: int = setting(
         96,
@@ -272,14 +284,13 @@ class Settings:
     max_inter_token_latency: float = setting(
         0.25,
         _seconds(0.01, 3600),
-        "intended maximum of the seconds between two tokens of a request while other prompts are "
-        "computed",
+        "target for the seconds between two tokens of a request while other prompts are computed",
     )
     prefix_cache: str = setting(
         "client",
         _choice("client", "all", "off"),
-        "who shares cached prefixes and earlier texts: the requests of one `client`, `all` "
-        "requests, or none (`off`)",
+        "which requests share cached prefixes and earlier texts: those of one `client`, `all`, or "
+        "none (`off`)",
     )
     threads: int = setting(
         0, Number(0, 256), "compute threads; 0: one per core, within the CPU quota"
@@ -290,7 +301,7 @@ class Settings:
         300.0, _seconds(1, 86_400), "deadline of a request in seconds, waiting for a slot included"
     )
     drain_timeout: float = setting(
-        25.0, _seconds(0, 3600), "seconds that running requests get to finish after SIGTERM"
+        25.0, _seconds(0, 3600), "seconds that running requests have to finish after SIGTERM"
     )
     host: str = setting("127.0.0.1", str, "address the API listens on")
     port: int = setting(8000, Number(1, 65_535), "port the API listens on")
@@ -304,7 +315,7 @@ class Settings:
     metrics_key: str = setting(
         "",
         _key,
-        "key that /metrics needs (`Authorization: Bearer ...`); empty: /metrics is open",
+        "key that /metrics requires (`Authorization: Bearer ...`); empty: /metrics is open",
         secret=True,
     )
     allowed_hosts: str = setting(
@@ -322,12 +333,13 @@ class Settings:
     unknown_fields: str = setting(
         "ignore",
         _choice("ignore", "refuse"),
-        "unknown fields of requests: `ignore` and name them in the answer's headers, or `refuse`",
+        "unknown fields of requests: `ignore` them and name them in the answer's headers, or "
+        "`refuse` the request",
     )
     unknown_model: str = setting(
         "serve",
         _choice("serve", "refuse"),
-        "requests for a model of another name: `serve` and name the model in the answer's "
+        "requests for another model: `serve` them and name the model in the answer's "
         "X-Served-Model, or `refuse`",
     )
     log_level: str = setting(
@@ -349,7 +361,7 @@ class Settings:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
-        """Read the settings from variables, by default from those of the process.
+        """Read the settings from variables, by default the process's environment.
 
         Raises:
             ConfigError: a value is wrong, or a `SPECOPS_` variable is not a setting. The message

@@ -1,4 +1,4 @@
-"""Reads the presets, which are named models, and chooses the default one."""
+"""Reads the presets, which are models with settings under a name, and chooses the default."""
 
 import sys
 import tomllib
@@ -15,9 +15,9 @@ class Preset:
     """A target, perhaps a draft, and settings that fit them to a small machine.
 
     Attributes:
-        about: its remark in the table of docs/models.md.
+        about: the remark in the table of docs/models.md.
         target, draft: see presets.toml.
-        quant, draft_quant: their weights; empty for a GGUF.
+        quant, draft_quant: their weight formats; empty for a GGUF.
         settings: defaults of settings, by their names in lower case.
     """
 
@@ -37,15 +37,15 @@ def presets() -> dict[str, Preset]:
 
 
 def in_environment(target: str) -> Path:
-    """Return the path of a target `share/…`: in the environment that Python runs in."""
+    """Return the path of a target `share/…`, in Python's environment."""
     return Path(sys.prefix, target)
 
 
 def chat_model() -> Path:
-    """Return the path of the file of the preset `smollm2`, which may not be there."""
+    """Return the path of the preset `smollm2`'s file, which may not exist."""
     return in_environment(presets()[CHAT].target)
 
 
 def default_preset() -> str:
-    """Return the preset to serve if none is named: the chat model if it is there, else the demo."""
+    """Return the preset to serve if none is named: the chat model if it exists, else the demo."""
     return CHAT if chat_model().is_file() else DEMO

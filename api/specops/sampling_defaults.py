@@ -1,7 +1,7 @@
-"""Sampling parameters that a request leaves out: the advice of the model's authors.
+"""Defaults of the sampling parameters that a request leaves out, as the model's authors advise.
 
-They write it into `generation_config.json`, in transformers' names, or into a GGUF
-(`general.sampling.*`), which the converter turns into such a file.
+Their advice is in `generation_config.json`, under transformers' names, or in a GGUF
+(`general.sampling.*`), from which the converter writes such a file.
 """
 
 import json
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 GENERATION_CONFIG = "generation_config.json"
-NO_ADVICE = "none"  # in a setting: the protocols' own defaults
+NO_ADVICE = "none"  # as a setting: the protocols' defaults
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers from `low` to `high`; `low` itself only where it is `included`."""
+    """The numbers from `low` to `high`; `low` itself only if `included`."""
 
     low: float
     high: float
@@ -28,7 +28,8 @@ class Range:
         return self.low <= value <= self.high and (self.included or value > self.low)
 
     def __str__(self) -> str:
-        return f"{'from' if self.included else 'above'} {self.low:g} to {self.high:g}"
+        joined = "from {:g} to {:g}" if self.included else "above {:g}, at most {:g}"
+        return joined.format(self.low, self.high)
 
 
 RANGES = {  # of values in requests, settings and models
@@ -44,7 +45,7 @@ RANGES = {  # of values in requests, settings and models
 class SamplingDefaults(NamedTuple):
     """Values of sampling parameters, by the names of `SamplingParams`; None: not specified.
 
-    Greedy decoding, a temperature of 0, takes none of the others.
+    Greedy decoding, a temperature of 0, ignores the others.
     """
 
     temperature: float | None = None
@@ -63,7 +64,7 @@ class SamplingDefaults(NamedTuple):
         return {name: value for name, value in self._asdict().items() if value is not None}
 
     def over(self, other: Self) -> Self:
-        """Return these values, and the other's where none is specified here."""
+        """Return these values, and the other's for those that are not specified here."""
         return self._replace(**{**other.specified, **self.specified})
 
     @classmethod
@@ -71,26 +72,27 @@ class SamplingDefaults(NamedTuple):
         """Read `temperature=0.2,top_p=0.9`; an empty text specifies nothing.
 
         Raises:
-            ValueError: a name or a value cannot be used; the message says which ones can.
+            ValueError: a name or a value is wrong; the message says which ones are allowed.
         """
         values: dict[str, Any] = {}
         for part in filter(None, text.split(",")):
             name, _, value = (word.strip() for word in part.partition("="))
             if name not in cls._fields:
-                raise ValueError(f"takes name=value of {', '.join(cls._fields)}, not {part!r}")
+                named = ", ".join(cls._fields)
+                raise ValueError(f"must be name=value with a name of {named}, not {part!r}")
             try:
                 values[name] = int(value) if name == "top_k" else float(value)
             except ValueError:
-                raise ValueError(f"{name} takes a number, not {value!r}") from None
+                raise ValueError(f"{name} must be a number, not {value!r}") from None
             if values[name] not in RANGES[name]:
-                raise ValueError(f"{name} takes a number {RANGES[name]}, not {value}")
+                raise ValueError(f"{name} must be a number {RANGES[name]}, not {value}")
         return cls(**values)
 
     @classmethod
     def load(cls, setting: str, folder: Path) -> Self:
-        """Read the setting and, for values that it does not give, the model's file in the folder.
+        """Read the setting, and values that it leaves out from the model's file in the folder.
 
-        A warning names values in the model's file that no request could have.
+        A warning names values in the model's file that are out of range.
         """
         if setting == NO_ADVICE:
             return cls()
@@ -104,7 +106,7 @@ class SamplingDefaults(NamedTuple):
         """Read a model's generation_config.json, which may be missing.
 
         Returns:
-            the values, and the file's unusable values by name.
+            The values, and the file's unusable values by name.
         """
         file = folder / GENERATION_CONFIG
         try:

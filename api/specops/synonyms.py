@@ -1,10 +1,10 @@
-"""Names from other servers that are accepted in addition to our own.
+"""The names of other servers that the API accepts in addition to its own.
 
-This is the only table of them: what clients of those servers write still works, or the error says
-what to write instead.
+This is the only table of them: requests written for those servers work, or the error says what to
+write instead.
 """
 
-# Paths of llama-server, with ours: it takes OpenAI's without their first part, too.
+# Paths of llama-server, with ours: it accepts OpenAI's also without /v1.
 _V1 = ("/chat/completions", "/chat/completions/input_tokens", "/models", "/responses")
 PATHS = {path: f"/v1{path}" for path in (*_V1, "/responses/input_tokens", "/embeddings")}
 PATHS |= {"/v1/health": "/health", "/completions": "/completion"}
@@ -24,7 +24,7 @@ FIELDS = {
     ),
 }
 
-# Samplers that are not here, with the values that turn them off; any other is named as ignored.
+# Samplers that the API lacks, with the values that turn them off; answers name others as ignored.
 SAMPLERS_OFF: dict[str, tuple[float, ...]] = {
     **dict.fromkeys(("mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range"), (0,)),
     "typical_p": (1,),
@@ -33,7 +33,7 @@ SAMPLERS_OFF: dict[str, tuple[float, ...]] = {
     "n_parallel": (1,),
 }
 
-# Fields of requests that constrain an answer, each with its name in `structured_outputs`.
+# Fields of requests that constrain an answer, with their names in `structured_outputs`.
 CONSTRAINTS = {
     "guided_json": "json",
     "json_schema": "json",
@@ -42,8 +42,8 @@ CONSTRAINTS = {
     "guided_grammar": "grammar",
 }
 
-# Unknown fields that ask for another answer are refused: without them it would be a wrong one. So
-# is every other `guided_` field, but not those that concern only how a constraint is kept.
+# Unknown fields that change the answer are refused: ignoring them would give a wrong answer. So is
+# every other `guided_` field, except those that concern only how a constraint is enforced.
 CONSTRAINING = frozenset(
     {"use_beam_search", "logits_processors", "chat_template", "regex", "ebnf", "structural_tag"}
 )

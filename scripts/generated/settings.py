@@ -13,8 +13,8 @@ COMPOSE = ROOT / "compose.yaml"
 IN_CONTAINER = {"SPECOPS_HOST", "SPECOPS_PORT", "SPECOPS_MODELS_DIR", "SPECOPS_CACHE_DIR"}
 
 HEADER = """\
-# Settings of the stack: copy to .env and uncomment what you change. Docker Compose and `make up`
-# read it; an empty value means the default, which is what stands here.
+# Settings of the stack: copy this file to .env and uncomment what you change. Docker Compose and
+# `make up` read .env. The values here are the defaults, which an empty value means, too.
 
 """
 
@@ -25,29 +25,33 @@ HUB = (
     ("HF_HUB_OFFLINE", "", "1: download nothing, use what is in SPECOPS_CACHE_DIR"),
 )
 
-# Variables that OpenTelemetry's SDK reads there, as all others that its documentation names.
+# Variables that OpenTelemetry's SDK reads there, among others that its documentation lists.
 OTEL = (
     (
         "OTEL_EXPORTER_OTLP_ENDPOINT",
         "",
-        "where traces of requests are sent, such as `http://jaeger:4318`; empty: no traces",
+        "address for traces, such as `http://jaeger:4318`; empty: no traces",
     ),
-    ("OTEL_EXPORTER_OTLP_HEADERS", "", "headers for it, such as `authorization=Bearer%20KEY`"),
+    (
+        "OTEL_EXPORTER_OTLP_HEADERS",
+        "",
+        "headers to send with traces, such as `authorization=Bearer%20KEY`",
+    ),
     ("OTEL_SERVICE_NAME", "specops", "name of the service in traces"),
     (
         "OTEL_RESOURCE_ATTRIBUTES",
         "",
-        "more attributes of it, such as `deployment.environment.name=lab`",
+        "its further attributes, such as `deployment.environment.name=lab`",
     ),
     (
         "OTEL_TRACES_SAMPLER",
         "parentbased_always_on",
-        "which requests are traced if the client's `traceparent` does not decide it",
+        "which requests to trace if the client's `traceparent` does not decide",
     ),
     (
         "OTEL_TRACES_SAMPLER_ARG",
         "",
-        "share of the requests for `parentbased_traceidratio`, 0 to 1",
+        "share of requests to trace with `parentbased_traceidratio`, 0 to 1",
     ),
 )
 LIBRARIES = (*HUB, *OTEL)
@@ -59,19 +63,27 @@ STACK = (
     ("JAEGER_PORT", "16686", "port of Jaeger's page on this machine (Docker, profile `traces`)"),
     ("LOCUST_PORT", "8089", "port of Locust's page on this machine (Docker)"),
     ("GRAFANA_ADMIN_PASSWORD", "", "password of Grafana's `admin`; empty: a random one each start"),
-    ("REPLICAS", "1", "replicas that `make up` starts; more than one are behind the gateway"),
-    ("REPLICA_MEMORY", "4g", "memory of each of several replicas (Docker)"),
-    ("GATEWAY_GRACE_PERIOD", "310s", "longer than SPECOPS_REQUEST_TIMEOUT (Docker)"),
-    ("GATEWAY_CLIENT_RATE", "200", "requests per second of one client's address (with replicas)"),
-    ("STOP_GRACE_PERIOD", "40s", "longer than SPECOPS_DRAIN_TIMEOUT (Docker)"),
-    ("PYTHON_IMAGE", "python:3.11-slim", "base of the images that are built here (Docker)"),
-    ("TARGET_URL", "", "API that `make load` loads; empty: that of SPECOPS_PORT here"),
+    ("REPLICAS", "1", "replicas that `make up` starts; several run behind the gateway"),
+    ("REPLICA_MEMORY", "4g", "memory of each replica, if there are several (Docker)"),
+    (
+        "GATEWAY_GRACE_PERIOD",
+        "310s",
+        "time that the gateway has to stop; longer than SPECOPS_REQUEST_TIMEOUT (Docker)",
+    ),
+    ("GATEWAY_CLIENT_RATE", "200", "maximum requests per second of one address (with replicas)"),
+    (
+        "STOP_GRACE_PERIOD",
+        "40s",
+        "time that the API has to stop; longer than SPECOPS_DRAIN_TIMEOUT (Docker)",
+    ),
+    ("PYTHON_IMAGE", "python:3.11-slim", "base image of the images built here (Docker)"),
+    ("TARGET_URL", "", "API for `make load`; empty: port SPECOPS_PORT of this machine"),
     ("LOAD_SHAPE", "users", "shape of load tests"),
 )
 
 
 def default_of(item: Field[Any]) -> str:
-    """A setting's default, as .env would have it."""
+    """A setting's default, as in .env."""
     value = item.default
     if isinstance(value, Path):
         for base, name in ((ROOT, "."), (Path.home(), "~")):

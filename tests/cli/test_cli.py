@@ -177,7 +177,7 @@ def test_wrong_value_is_named_and_exits_with_2(
 ) -> None:
     assert main(arguments) == 2
     shown = capsys.readouterr()
-    assert shown.err.startswith(f"specops: {named} takes ")
+    assert shown.err.startswith(f"specops: {named} must be ")
     assert shown.out == ""
 
 
@@ -325,7 +325,7 @@ def test_export_says_what_the_disk_says(
 
 def test_making_a_table_needs_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["draft", "make", "--out", str(tmp_path / "table"), "--minutes", "0"]) == 2
-    assert "--minutes takes a number above 0" in capsys.readouterr().err
+    assert "--minutes must be a number above 0" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -80,7 +80,7 @@ def test_an_error_of_loading_is_one_line(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["bench", "load", "--target", "/nothing"]) == 1
     assert "/nothing" in capsys.readouterr().err
     assert main(["bench", "load", "--model", "nothing"]) == 2
-    assert "SPECOPS_MODEL takes one of demo" in capsys.readouterr().err
+    assert "SPECOPS_MODEL must be one of demo" in capsys.readouterr().err
     assert main(["bench", "load", "--runs", "0"]) == 2
     assert "--runs" in capsys.readouterr().err
 

@@ -293,7 +293,7 @@ def _bench_load(options: argparse.Namespace) -> int:
     from specops.cli.load_bench import document, measure, table  # noqa: PLC0415
 
     if options.runs < 1:
-        raise ConfigError("--runs takes a whole number from 1")
+        raise ConfigError("--runs must be a whole number, 1 or above")
     fixed = {}
     if options.model and Path(options.model).is_dir():  # a folder, not the name of a preset
         fixed, options.model = {"target": options.model}, None
@@ -308,7 +308,7 @@ def _make_ngrams(options: argparse.Namespace) -> int:
     more = options.more is not None
     minutes = 60 * options.more if more else options.minutes
     if not 0 < minutes < math.inf:
-        raise ConfigError(f"--{'more' if more else 'minutes'} takes a number above 0")
+        raise ConfigError(f"--{'more' if more else 'minutes'} must be a number above 0")
     from specops.engine.engine import PROMPT_ERRORS  # noqa: PLC0415
     from specops.ngrams.making import make_ngrams  # noqa: PLC0415
 

@@ -69,13 +69,13 @@ def check_generation(options: argparse.Namespace, settings: Settings) -> None:
         ConfigError: a flag has a wrong value.
     """
     if not 1 <= options.max_new_tokens <= _MAX_REQUEST:
-        raise ConfigError(f"--max-new-tokens takes 1 to {_MAX_REQUEST}")
+        raise ConfigError(f"--max-new-tokens must be 1 to {_MAX_REQUEST}")
     if options.temperature not in RANGES["temperature"]:
-        raise ConfigError("--temperature takes 0 to 2")
+        raise ConfigError("--temperature must be 0 to 2")
     if options.seed is not None and options.seed < 0:
-        raise ConfigError("--seed takes a whole number from 0")
+        raise ConfigError("--seed must be a whole number, 0 or above")
     if options.k_draft is not None and not 0 <= options.k_draft <= settings.max_k_draft:
-        raise ConfigError(f"--k-draft takes 0 to {settings.max_k_draft} (SPECOPS_MAX_K_DRAFT)")
+        raise ConfigError(f"--k-draft must be 0 to {settings.max_k_draft} (SPECOPS_MAX_K_DRAFT)")
 
 
 def request_of(
