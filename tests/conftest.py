@@ -201,9 +201,10 @@ def short_calibration() -> Iterator[None]:
         yield
 
 
-# Threads that last as long as the process, and that only wait: of the processes for templates and
-# grammars, which all engines share, of the cache's folders, of tqdm and of Schemathesis.
-_LASTING = ("chat templates", "grammars", "cache-in-use", "tqdm_monitor", "asyncio-portal")
+# Threads that may outlast a file, and that only wait: of the processes for templates and grammars,
+# which all engines share, of the cache's folders, of tqdm, of Schemathesis and of browsers.
+_LASTING = ("chat templates", "grammars", "cache-in-use", "tqdm_monitor")
+_LASTING += ("asyncio-portal", "asyncio-waitpid")
 
 
 @pytest.fixture(scope="module", autouse=True)
