@@ -1,5 +1,5 @@
-"""Measures this project on this machine: `python -m bench NAME` (`benchmarks` has the names).
+"""Measures this project on this machine: `python -m bench NAME` (`benchmarks` lists the names).
 
-Packages follow the rooms of the service: `speculation`, `runtime`, `engine`, `serving`, `memory`.
-`peers` compares with other engines. `tools`, `models` and `prompts` belong to all of them.
+Packages follow those of the service: `speculation`, `runtime`, `engine`, `serving`, `memory`.
+`peers` compares with other engines. All benchmarks share `tools`, `models` and `prompts`.
 """

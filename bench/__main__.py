@@ -1,7 +1,8 @@
-"""`python -m bench NAME`: measure this project on this machine and keep the results.
+"""`python -m bench NAME`: measure this project on this machine and save the results.
 
-Without a name it measures what takes minutes and needs no network. Progress goes to standard error,
-tables go to standard output, JSON, Markdown and pictures into the results folder.
+Without a name it runs the benchmarks that take minutes and need no network. Progress goes to
+standard error, tables go to standard output, and JSON, Markdown and pictures go to the results
+folder.
 """
 
 import argparse
@@ -25,10 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the named benchmarks.
 
     Returns:
-        0; 1 if a required property failed; 2 if a benchmark could not run.
+        0; 1 if a required property does not hold; 2 if a benchmark could not run.
     """
     options = _parser().parse_args(arguments)
-    # Ends through every `finally`, so that a measured server does not stay behind.
+    # Run every `finally`, so that no measured server survives.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     force(options.kernels)
     machine = describe()
@@ -54,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     listed = "; ".join(f"{name}: {benchmark.text}" for name, benchmark in BENCHMARKS.items())
     parser = argparse.ArgumentParser(
         prog="python -m bench",
-        description="Measure what speculation gains, where time and memory go, and other engines.",
+        description="Measure the gain from speculation, time and memory use, and other engines.",
         epilog="The model is the demo pair, unless SPECOPS_MODEL or SPECOPS_TARGET name another; "
         "the other settings apply, too.",
     )

@@ -1,4 +1,4 @@
-"""All benchmarks by name: how each is run, how much it measures, and the options of the command."""
+"""All benchmarks by name: how to run each, how much it measures, and the command's options."""
 
 import argparse
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from specops.runtime.kernels import NAMES
 
 
 class Benchmark(NamedTuple):
-    """A benchmark: how it is run with the command's options, its plans, and what it measures."""
+    """A benchmark: a function that runs it, its two plans, and the question that it answers."""
 
     run: Callable[[argparse.Namespace, Any], Outcome]
     full: Any
@@ -58,7 +58,7 @@ def _sized(options: argparse.Namespace) -> BenchModel:
 
 
 def _kinds(options: argparse.Namespace) -> list[BenchModel]:
-    """The configured model and one of each other kind of layer, if their names have `--only`."""
+    """The configured model and one per other kind of layer, filtered by `--only`."""
     model = configured()
     return [
         model if name == model.key else layer_kind(name, options.cache)
@@ -66,66 +66,66 @@ def _kinds(options: argparse.Namespace) -> list[BenchModel]:
     ]
 
 
-ALL = ("compare", "concurrency")  # what `all` runs: minutes, no network, no other files
+ALL = ("compare", "concurrency")  # for `all`: these take minutes and need no network or files
 BENCHMARKS = {
     "compare": Benchmark(
         lambda o, plan: compare.run(
             configured(), o.prompts or by_category(plan.each, CATEGORIES), plan
         ),
-        compare.FULL, compare.QUICK, "what each drafter gains by kind of text",
+        compare.FULL, compare.QUICK, "the gain from each drafter by kind of text",
     ),
     "concurrency": Benchmark(
         lambda o, plan: concurrency.run(
             configured(), o.prompts or by_category(plan.each, (CODE, CREATIVE)), plan
         ),
         concurrency.FULL, concurrency.QUICK,
-        "what speculation gains with several requests at once",
+        "the gain from speculation with several requests at once",
     ),
     "chat": Benchmark(
         lambda o, plan: chat.run(
             configured(CHAT), plan, part=chat.CHOOSING if o.choosing else chat.HELD_OUT
         ),
         chat.FULL, chat.QUICK,
-        "what speculation gains on ordinary questions whose answers repeat, or do not",
+        "the gain from speculation on ordinary questions, by whether answers repeat themselves",
     ),
     "adaptive": Benchmark(
         adaptive.run, adaptive.FULL, adaptive.QUICK,
-        "adaptive drafts beside plain decoding and every length, at set levels of acceptance",
+        "adaptive drafts against plain decoding and fixed lengths, at simulated acceptance",
     ),
     "equality": Benchmark(
         lambda o, plan: equality.run(_kinds(o), o.prompts or code(plan.prompts), plan),
-        equality.FULL, equality.QUICK, "whether output is always that of plain decoding alone",
+        equality.FULL, equality.QUICK, "whether output always equals that of plain decoding",
     ),
     "mtp": Benchmark(
         mtp.run, mtp.FULL, mtp.QUICK,
-        "a model's own MTP block as its drafter, on a small model that it trains first",
+        "a model's MTP block as its drafter, on a small model that it trains first",
     ),
     "structured": Benchmark(
         lambda o, plan: structured.run(configured(), plan), structured.FULL, structured.QUICK,
-        "what a grammar costs and saves, and whether answers conform",
+        "cost and gain of grammars, and whether answers conform",
     ),
     "agents": Benchmark(
         lambda o, plan: reuse.run(o.templates, plan), reuse.FULL, reuse.QUICK,
-        "what later requests of coding agents find in the prefix cache, by chat template",
+        "how much of a coding agent's prompt comes from the prefix cache, by chat template",
     ),
     "editor": Benchmark(
         lambda o, plan: editor.run(replace(plan, minutes=o.minutes or plan.minutes), o.cache),
         editor.FULL, editor.QUICK,
-        "time from a key stroke to a suggestion, beside llama-server, which it builds first",
+        "time from keystroke to suggestion, against llama-server, which it builds first",
     ),
     "kernels": Benchmark(
         lambda o, rounds: kernels.run(_sized(o), rounds), kernels.FULL, kernels.QUICK,
-        "where the time of a pass goes, by operator",
+        "the time of a pass by operator",
     ),
     "attention": Benchmark(
         _attention, attention.FULL, attention.QUICK,
-        "attention alone by past, rows and cache, this checkout against another",
+        "attention alone by past, rows and cache, against another checkout",
     ),
-    "before": Benchmark(_before, before.FULL, before.QUICK, "this checkout against another"),
+    "before": Benchmark(_before, before.FULL, before.QUICK, "steps, against another checkout"),
     "caps": Benchmark(caps.run, None, caps.QUICK_SECONDS, "the service under memory caps (root)"),
     "shapes": Benchmark(
         shapes.run, shapes.FULL, shapes.QUICK,
-        "published shapes at full size: conversion, service under 4 GB, one token (root)",
+        "published shapes at full size: conversion, service in 4 GB, time of one token (root)",
     ),
     "peers": Benchmark(
         lambda o, plan: peers.run(plan, o.cache), peers.FULL, peers.QUICK,
@@ -133,7 +133,7 @@ BENCHMARKS = {
     ),
     "quality": Benchmark(
         lambda o, plan: quality.run(o.model, plan, o.cache), quality.FULL, quality.QUICK,
-        "what each weight format costs, in quality and in time, beside peers",
+        "quality and speed of each weight format, ours and those of peers",
     ),
     "serving": Benchmark(
         lambda o, plan: at_once.run(plan, o.cache), at_once.FULL, at_once.QUICK,
@@ -142,40 +142,40 @@ BENCHMARKS = {
     "long": Benchmark(
         lambda o, plan: long.run(configured(CHAT), plan, other=o.other, kernels=o.kernels),
         long.FULL, long.QUICK,
-        "long prompts and texts over HTTP, with an int8 cache beside another checkout's float16",
+        "long prompts and texts over HTTP, with an int8 cache, against another checkout's float16",
     ),
     "order": Benchmark(
         _order, order.FULL, order.QUICK,
-        "how long requests of real lengths wait over HTTP, beside another checkout's",
+        "waiting times of requests of real lengths over HTTP, against another checkout",
     ),
     "scale": Benchmark(
         lambda o, plan: scale.run(configured(), plan), scale.FULL, scale.QUICK,
-        "several replicas behind the gateway, and what the gateway costs",
+        "several replicas behind the gateway, and the gateway's cost",
     ),
 }  # fmt: skip
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that only some benchmarks have."""
+    """Add the options that only some benchmarks use."""
 
     def flag(name: str, text: str) -> None:
         parser.add_argument(name, action="store_true", help=text)
 
     parser.add_argument(
         "--prompts", type=lambda path: from_file(Path(path)),
-        help="adaptive, compare, concurrency, equality, order: prompts of your own, JSON lines "
-        "with the field `prompt` (order: and `output_tokens_count`)",
+        help="adaptive, compare, concurrency, equality, order: your own prompts, JSON lines with "
+        "the field `prompt` (for order also `output_tokens_count`)",
     )  # fmt: skip
     parser.add_argument(
         "--kernels",
         choices=NAMES,
-        help=f"what computes in this process, and in long's servers (default: {NAMES[0]})",
+        help=f"kernels of this process, and of long's servers (default: {NAMES[0]})",
     )
-    flag("--choosing", "chat: the questions for choosing thresholds in place of those held out")
-    flag("--skip-tinyllama", "kernels, before: the configured model only, not 1.1 B")
-    parser.add_argument("--seconds", type=float, help="caps: of load per case")
+    flag("--choosing", "chat: the questions for choosing thresholds instead of the held-out ones")
+    flag("--skip-tinyllama", "kernels, before: only the configured model, not TinyLlama's shape")
+    parser.add_argument("--seconds", type=float, help="caps: duration of the load per case")
     parser.add_argument(
-        "--minutes", type=float, help="editor: of the typing trace; mtp: of training (default: 10)"
+        "--minutes", type=float, help="editor: minutes of typing; mtp: of training (default: 10)"
     )
     parser.add_argument(
         "--other",
@@ -184,8 +184,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--rate", type=float, action="append", default=[],
-        help="order: requests a second, in place of shares of the rate that saturates; may be "
-        "given several times",
+        help="order: requests per second, instead of shares of the saturating rate; may be given "
+        "several times",
     )  # fmt: skip
     parser.add_argument(
         "--templates", type=Path, action="append", default=[],
@@ -194,13 +194,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only",
         default="",
-        help="adaptive, attention, caps, equality, shapes, mtp: those whose names contain "
-        "this, or one of A,B,C",
+        help="adaptive, attention, caps, equality, shapes, mtp: cases whose names contain this, "
+        "or one of A,B,C",
     )
-    flag("--soak", "caps: ten minutes of load of six clients")
+    flag("--soak", "caps: ten minutes of load from six clients")
     flag("--at-once", f"caps: {caps.AT_ONCE} requests of 200 + 64 tokens must run at once")
     parser.add_argument(
         "--cache", type=Path, default=CACHE,
         help="caps, equality, shapes, mtp, editor, peers, serving, quality: "
-        "where what they make and install is kept (default: %(default)s)",
+        "folder for models and installed peers (default: %(default)s)",
     )  # fmt: skip

@@ -1,19 +1,19 @@
-"""The quality gate: adaptive speculation may not lose. `python -m bench.ci_benchmark`
+"""The speed gate: adaptive speculation may not lose. `python -m bench.ci_benchmark`
 
 Runs the model that the service would serve (the demo pair) with plain decoding and with adaptive
-speculation in turns, prompt by prompt, and fails where a pass brings less than
-`--min-tokens-per-jump`, or adaptive speculation is slower than plain decoding by more than
-`--max-loss` on some kind of text. Then four requests for code at once, in turns as well: adaptive
-speculation must have at least `--min-gain-at-once` of plain decoding's speed. Takes under two
-minutes.
+speculation in turns, prompt by prompt. The gate fails if passes yield fewer tokens than
+`--min-tokens-per-jump`, or if adaptive speculation is slower than plain decoding by more than
+`--max-loss` on some kind of text. Then come four concurrent requests for code, in turns as well:
+adaptive speculation must reach `--min-gain-at-once` of plain decoding's speed. The whole run takes
+under two minutes.
 
-Other processes disturb single measurements, so what is judged is the median of the ratios of
-neighbouring runs; or the ratio of the times of all, where that is larger: on creative text most
-prompts lose a little and a few gain much, 0.96 and 1.00 on a Zen 3. While a kind of text is below
-the line, more rounds are measured of it, up to `--most-rounds`; all rounds count, none is thrown
-away. So a loss just beyond the line may get through, since the first round in which either is above
-it ends the measurement; a loss twice as large will not; and a machine that disturbs one side
-throughout fails honest code: run it again on a quiet one.
+Other processes disturb single measurements. So the gate judges the median of the ratios of
+neighbouring runs, or the ratio of the total times if that is larger: on creative text most prompts
+lose a little and a few gain much (0.96 and 1.00 on a Zen 3). While a kind of text is below the
+limit, more rounds of it are measured, up to `--most-rounds`, and all rounds count. The first round
+with either ratio above the limit ends the measurement. So a loss just beyond the limit may pass; a
+loss twice as large will not. A machine that disturbs one side throughout fails correct code: run
+the gate again on a quiet one.
 """
 
 import argparse
@@ -30,29 +30,29 @@ from bench.speculation.ways import COLUMNS, PLAIN, Measured, Row, Runner, Sizes
 from bench.tools.machine import describe
 from bench.tools.report import Table, yes
 
-ROUNDS = 4  # before the first look
-# In a noisy hour single ratios of one prompt lie between 0.8 and 1.2: the median of 16 rounds, 96
-# ratios, has a standard error of 0.025, as much as the whole allowed loss; that of 48 has 0.015.
+ROUNDS = 4  # per measurement
+# In a noisy hour, single ratios of one prompt are between 0.8 and 1.2. The median of 16 rounds, 96
+# ratios, then has a standard error of 0.025, almost the whole allowed loss; 48 rounds have 0.015.
 _MAX_ROUNDS = 12 * ROUNDS
-_PROMPTS, _NEW_TOKENS = 6, 96  # of each kind of text
-AT_ONCE = 4  # clients of the last part
-_SHARED_PROMPTS = 8  # that they ask
+_PROMPTS, _NEW_TOKENS = 6, 96  # per kind of text
+AT_ONCE = 4  # clients in the last part
+_SHARED_PROMPTS = 8  # prompts of the last part
 _FAILED = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One kind of text, `at_once` requests at a time, and its targets."""
+    """A part of the gate: a kind of text, the number of concurrent requests, and the limits."""
 
     name: str
     category: str
     prompts: int
     at_once: int
     tokens_per_jump: float
-    speed: float  # of plain decoding's
+    speed: float  # relative to plain decoding
 
     def complaints(self, row: Row) -> list[str]:
-        """What is wrong."""
+        """The limits that a result misses, in words."""
         found = []
         if row.tokens_per_jump < self.tokens_per_jump:
             found.append(
@@ -70,7 +70,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A part's figures, the rounds that they rest upon, and what is wrong with them."""
+    """A part's figures, the number of rounds behind them, and its complaints."""
 
     part: Part
     row: Row
@@ -79,7 +79,7 @@ class Verdict:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and judge; 0 where all is well, 1 where it is not."""
+    """Measure and judge; return 0 if all is well, else 1."""
     options = _parser().parse_args(arguments)
     per_pass, speed = options.min_tokens_per_jump, 1 - options.max_loss
     parts = [Part(text, text, _PROMPTS, 1, per_pass, speed) for text in CATEGORIES]
@@ -111,9 +111,9 @@ def rounds_of(part: Part, runner: Runner) -> Measured:
 
 
 def decide(part: Part, measure: Callable[[], Measured], most_rounds: int) -> Verdict:
-    """Measure until nothing is wrong or `most_rounds` are done; judged is all that was measured.
+    """Measure until there is no complaint or `most_rounds` are done; judge all rounds together.
 
-    `measure` brings `ROUNDS` more rounds; it is called once in any case.
+    `measure` runs `ROUNDS` more rounds; it is called at least once.
     """
     found, rounds = measure(), ROUNDS
     (adaptive,) = [way for way in found.runs if way != PLAIN]
@@ -157,10 +157,10 @@ def _parser() -> argparse.ArgumentParser:
         "--min-gain-at-once",
         type=float,
         default=0.97,
-        help=f"of plain decoding's speed, {AT_ONCE} clients who ask for code",
+        help=f"share of plain decoding's speed with {AT_ONCE} clients that ask for code",
     )
     parser.add_argument(
-        "--most-rounds", type=int, default=_MAX_ROUNDS, help="before a loss is believed"
+        "--most-rounds", type=int, default=_MAX_ROUNDS, help="maximum before a loss counts"
     )
     parser.add_argument("--json", type=Path, help="file for the figures")
     return parser

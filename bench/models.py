@@ -1,7 +1,7 @@
-"""The models of the benchmarks: the service's own, and random ones of a size that people use.
+"""The models of the benchmarks: the service's own, and random ones of sizes that people use.
 
-Weights of 1.1 billion parameters are out of reach without a network, and they are not needed: how
-long a pass takes depends on the shapes, not on the values of the weights.
+Published weights of 1.1 billion parameters need a network, and benchmarks do not need them: the
+time of a pass depends on the shapes, not on the values of the weights.
 """
 
 import hashlib
@@ -34,8 +34,8 @@ from training.corpus import load_corpus
 CACHE = Path(__file__).resolve().parents[1] / ".cache" / "bench"
 TINYLLAMA_VOCAB = 32_000
 TINYLLAMA, LLAMA_160M = "tinyllama", "llama-160m"
-_INT4 = "int4-128-rtn"  # plain rounding: calibration finds nothing in random weights
-_CONTEXT = 512  # of the random model: enough for a benchmark, with a small KV cache
+_INT4 = "int4-128-rtn"  # plain rounding: calibration gains nothing with random weights
+_CONTEXT = 512  # of a random model: enough for a benchmark, with a small KV cache
 
 
 class BuildError(RuntimeError):
@@ -44,27 +44,27 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class BenchModel:
-    """A model to measure: its names in results and in tables, and the settings that load it."""
+    """A model to measure: its key in results, its title in tables, the settings that load it."""
 
     key: str
     title: str
     settings: Settings
 
     def folder(self) -> ModelFolder:
-        """The target's folder, prepared as the engine prepares it."""
+        """The target's folder, prepared as by the engine."""
         choice, cache = choose(self.settings), self.settings.cache_dir
         target, quant = choice.target, choice.target_quant
         return prepare(target, quant, name=choice.name, cache_dir=cache, report=lambda text: None)
 
 
 def _settings(default: str = DEMO) -> Settings:
-    """The environment's settings without a prefix cache: every prompt is always computed."""
+    """The environment's settings without a prefix cache, so that every prompt is computed."""
     named = {"SPECOPS_MODEL": os.environ.get("SPECOPS_MODEL") or default}
     return replace(Settings.from_env({**os.environ, **named}), prefix_cache="off")
 
 
 def configured(default: str = DEMO) -> BenchModel:
-    """The model that `SPECOPS_*` name, else the preset `default`."""
+    """The model named by `SPECOPS_*`, or else the preset `default`."""
     settings = _settings(default)
     name = choose(settings).name
     return BenchModel(name, f"{name} model", settings)
@@ -79,7 +79,7 @@ def tinyllama(cache: Path = CACHE) -> BenchModel:
 
 
 def tinyllama_with_head(cache: Path = CACHE) -> BenchModel:
-    """The same with an EAGLE-3 head."""
+    """The same model with an EAGLE-3 head."""
     model = tinyllama(cache)
     head = _random_head(TINYLLAMA, Path(str(model.settings.target)))
     settings = replace(model.settings, draft=str(head))
@@ -87,7 +87,7 @@ def tinyllama_with_head(cache: Path = CACHE) -> BenchModel:
 
 
 def plain(target: Path, cache_dir: Path) -> Settings:
-    """The settings of a model in the weights that it has, without a draft model."""
+    """Settings for a model in its stored weights, without a draft model."""
     return replace(
         _settings(), target=str(target), draft=NO_DRAFTER, quant="", draft_quant="",
         context=_CONTEXT, cache_dir=cache_dir,
@@ -100,12 +100,19 @@ def shape_folder(name: str, quant: str, cache: Path = CACHE) -> Path:
 
 
 def shape(name: str, quant: str, cache: Path = CACHE, *, cap: Cgroup | None = None) -> Path:
-    """An architecture with random weights: a published repository, or one of those made here.
+    """An architecture with random weights: that of a published repository, or one defined here.
 
-    Returns the folder of the export in `quant`. It stays in `cache` until the exporter's code
-    changes. The first call takes about a minute and 3 GB of disk for TinyLlama, two minutes and
-    12 GB for Phi-3 Mini. The export runs in a process of its own, which frees its memory, and
-    inside the group `cap` if there is one.
+    The first call takes about a minute and 3 GB of disk for TinyLlama, two minutes and 12 GB for
+    Phi-3 Mini. The export runs in a separate process, which frees its memory.
+
+    Args:
+        name: a published repository or a key of `_WRITERS`.
+        quant: quantization of the weights.
+        cache: keeps the export until the exporter's code changes.
+        cap: cgroup of the export, if any.
+
+    Returns:
+        The folder of the export.
 
     Raises:
         BuildError: the export failed, or the kernel killed it.
@@ -124,7 +131,7 @@ def shape(name: str, quant: str, cache: Path = CACHE, *, cap: Cgroup | None = No
         command = [sys.executable, "-m", "specops.models.convert", str(checkpoint), str(folder)]
         command += ["--quant", quant]
         if cap is not None:
-            evict(checkpoint)  # pages in memory already would not be charged to the group
+            evict(checkpoint)  # pages already in memory would not be charged to the group
             command = cap.enclosed(command)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -136,7 +143,7 @@ def shape(name: str, quant: str, cache: Path = CACHE, *, cap: Cgroup | None = No
 
 
 def chosen(names: Collection[str], only: str) -> list[str]:
-    """The names that contain what `--only` says, or one of several such parts between commas.
+    """The names that contain one of the parts of `only`, which commas separate.
 
     Raises:
         ConfigError: there is none.
@@ -148,7 +155,7 @@ def chosen(names: Collection[str], only: str) -> list[str]:
 
 
 def head_shape(name: str, cache: Path = CACHE) -> Path:
-    """The checkpoint of a published draft head with random weights, beside the shapes."""
+    """The checkpoint of a published draft head with random weights, next to the shapes."""
     folder = _home(cache) / name.rpartition("/")[2]
     if not folder.is_dir():
         part = folder.with_suffix(".part")
@@ -159,7 +166,7 @@ def head_shape(name: str, cache: Path = CACHE) -> Path:
 
 
 def _home(cache: Path) -> Path:
-    """The folder for what this version of the exporter makes; those of other versions go."""
+    """The folder for exports of this exporter's version; removes those of other versions."""
     digest = hashlib.sha256(weights_digest().encode())
     for path in sorted(Path(export.__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
@@ -194,7 +201,7 @@ def _llama_160m_checkpoint(path: Path) -> None:
     _write_tokenizer(path)
 
 
-# Small models with heads, and of kinds of layers that Llama does not have, by what writes them.
+# Functions that write small models with heads, and with kinds of layers that Llama lacks.
 HEAD_KINDS: dict[str, Callable[[Path], Any]] = {
     "eagle-3-head": partial(make_llama_checkpoint, layers=8, context=2048),
     "mtp-block": partial(make_mtp_checkpoint, with_states=True, layers=4, context=2048),
@@ -209,7 +216,7 @@ LAYER_KINDS: dict[str, Callable[[Path], Any]] = {
 
 
 def layer_kind(name: str, cache: Path = CACHE) -> BenchModel:
-    """A small random model, one of LAYER_KINDS; its draft is a head, or itself in 4 bits."""
+    """A small random model of LAYER_KINDS, drafted by a head or by itself in 4 bits."""
     target = shape(name, "int8-32", cache)
     if name not in HEAD_KINDS:
         draft = str(shape(name, "int4-32-rtn", cache))
@@ -225,7 +232,7 @@ _HEAD_SIZES: dict[str, dict[str, Any]] = {
 
 
 def _random_head(kind: str, target: Path) -> Path:
-    """An EAGLE-3 head with random weights beside its target's folder."""
+    """An EAGLE-3 head with random weights, next to its target's folder."""
     folder = target.with_name(f"{kind}-head")
     if not folder.is_dir():
         with tempfile.TemporaryDirectory() as scratch:
@@ -242,6 +249,6 @@ _WRITERS = LAYER_KINDS | {
 
 
 def _write_tokenizer(checkpoint: Path) -> None:
-    """A full-sized vocabulary, so that turning tokens into text has its real cost."""
+    """Write a full-sized vocabulary, so that detokenizing has its real cost."""
     texts = (document.text for document in load_corpus().library)
     checkpoints.train_tokenizer(checkpoint, texts, TINYLLAMA_VOCAB)

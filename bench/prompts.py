@@ -1,8 +1,7 @@
-"""Prompts of four kinds, made from the demo pair's held-out text. The kinds differ in how much of a
-text repeats itself.
+"""Prompts of four kinds, made from the demo pair's held-out text, which neither model has seen.
 
-Neither model was trained on this text. The docstring of each function says how it makes its kind.
-The same seed gives the same prompts on every Python version.
+The kinds differ in how much a text repeats itself; the docstring of each function says how it makes
+its kind. The same seed gives the same prompts on every Python version.
 """
 
 import ast
@@ -21,7 +20,7 @@ GREEDY = SamplingParams()
 CODE, STRUCTURED, EXTRACTIVE, CREATIVE = "code", "structured", "extractive", "creative"
 CATEGORIES = (CODE, STRUCTURED, EXTRACTIVE, CREATIVE)
 OWN = "own"
-# Greedy prose of so small a model soon repeats itself, which would favour lookup drafters.
+# Greedy prose of such a small model soon repeats itself, which would favour lookup drafters.
 _CREATIVE_TEMPERATURE = 0.8
 
 _RECORDS = 10  # in a structured prompt
@@ -32,12 +31,12 @@ _MIN_PROSE, _MAX_PROSE = 30, 120  # words of a paragraph
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text to continue, and how its tokens are sampled."""
+    """A text to continue, and the sampling parameters of its answer."""
 
     category: str
     text: str
     sampling: SamplingParams = GREEDY
-    output: int | None = None  # tokens of the answer; None: the benchmark's choice
+    output: int | None = None  # tokens of the answer; None: the benchmark chooses
 
 
 def by_category(each: int, categories: tuple[str, ...] = CATEGORIES) -> list[Prompt]:
@@ -50,12 +49,12 @@ def by_category(each: int, categories: tuple[str, ...] = CATEGORIES) -> list[Pro
 
 
 def code(count: int) -> list[Prompt]:
-    """Prompts of held-out code: the first lines of a function or a class."""
+    """Prompts of held-out code: the first lines of a function or class."""
     return [Prompt(CODE, text) for text in _code(count)]
 
 
 def from_file(path: Path) -> list[Prompt]:
-    """Read prompts from JSON lines with the field `prompt`, and perhaps `category` and
+    """Read prompts from JSON lines with `prompt` and optionally `category` and
     `output_tokens_count`."""
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line.strip()]
     return [
@@ -77,7 +76,7 @@ def _code(count: int) -> list[str]:
 
 
 def _structured(count: int) -> list[str]:
-    """JSON records of a module's functions, one a line. The model continues the list."""
+    """JSON records of a module's functions, one per line. The model continues the list."""
     prompts = []
     for document in read_held_out():
         functions = _functions(document)
@@ -112,7 +111,7 @@ def _extractive(count: int) -> list[str]:
 
 
 def _creative(count: int) -> list[str]:
-    """Half of a docstring's paragraph of 30 to 120 words, mostly prose. Its answer is sampled."""
+    """Half of a docstring's paragraph, of 30 to 120 words and mostly prose; sampled answers."""
     prompts = []
     for document in read_held_out():
         for node in ast.walk(ast.parse(document.text)):

@@ -16,7 +16,7 @@ ALLOWED = {  # the reason that a test gives, a pattern: why it may be skipped
     "(swap and )?mounts take root": "the workflow's user is not root; .ci/run is where it can be",
     "this machine has (other |a )?swap": "the tests leave the machine's own swap alone",
     "no file system can be mounted here": "takes root",
-    "no cgroup can be made here": "takes root and a hierarchy that can be written",
+    "no cgroup can be created here": "takes root and a hierarchy that can be written",
     "files of this file system live in memory": "they cannot leave the page cache",
     "this kernel does not account for swap": "there is nothing to limit",
     "NO (BROKEN ENGINE|FIREWALL) WAS TRIED: ": "takes root",

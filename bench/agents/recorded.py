@@ -1,10 +1,10 @@
-"""Recorded requests of agents: Claude Code, opencode and Codex, as their npm packages sent them.
+"""Recorded requests of coding agents: Claude Code, opencode and Codex, from their npm packages.
 
-A file keeps a request's parts, and none of its author's prose: of each line of a prompt or
-description with 24 characters or more it keeps the length and a digest (`§88.5f0a`), and reading
-puts words of our own with that length in its place. Equal lines stay equal and different ones
-different, in every request, so that two requests agree as far as they did. Names of tools and of
-their parameters are kept, paths and accounts are replaced.
+A file has the structure of the requests, but none of the agent's prose: lines of 24 characters or
+more in prompts and descriptions are replaced by their length and a digest (`§88.5f0a`). Reading
+turns these into our own words of that length. Equal lines stay equal and different lines different
+in all requests, so that common prefixes stay common. Names of tools and parameters are kept; paths
+and accounts are replaced.
 """
 
 import json
@@ -31,12 +31,12 @@ _WORDS = _VOCABULARY.split()
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Requests of one agent, in the order in which it sent them.
+    """Requests of one agent, in the order of sending.
 
     Attributes:
         agent: its name and version.
-        path: where it sent them.
-        requests: by what each one is, the bodies.
+        path: path of the endpoint.
+        requests: the bodies, by a description such as "after a tool".
     """
 
     agent: str
@@ -45,7 +45,7 @@ class Recording:
 
 
 def load(path: Path) -> Recording:
-    """Read a file: the first request, and of the others the fields that differ from it."""
+    """Read a file: it has the whole first request, and the fields in which others differ."""
     kept = json.loads(path.read_text(encoding="utf-8"))
     first = next(iter(kept["requests"].values()))
     requests = {name: expanded(first | own) for name, own in kept["requests"].items()}
@@ -53,13 +53,13 @@ def load(path: Path) -> Recording:
 
 
 def expanded(body: dict[str, Any]) -> dict[str, Any]:
-    """Return a shortened body with words in place of the lines that were left out."""
+    """Return a shortened body with words in place of the removed lines."""
     longer: dict[str, Any] = _mapped(body, lambda text: _SHORT.sub(_words, text))
     return longer
 
 
 def _mapped(value: Any, change: Callable[[str], str], *, prose: bool = False) -> Any:
-    """Return JSON with every text of a prompt or a description changed."""
+    """Return JSON with every string of a prompt or description changed."""
     if isinstance(value, str):
         return change(value) if prose else value
     if isinstance(value, list):
@@ -70,9 +70,9 @@ def _mapped(value: Any, change: Callable[[str], str], *, prose: bool = False) ->
 
 
 def _words(found: re.Match[str]) -> str:
-    """Return words of the length of the line, the same ones each time."""
+    """Return words with the length of a removed line, always the same."""
     length, rng = int(found[1]), random.Random(found[2])
-    text = found[2]  # makes the line the only one of its kind
+    text = found[2]  # makes the line unique
     while len(text) < length:
         text += " " + rng.choice(_WORDS)
     return text[:length]

@@ -1,9 +1,9 @@
 """How much of an agent's system prompt and tools its later requests find in the prefix cache.
 
-Recorded requests of coding agents (`recorded`) go through the API to an engine with random weights:
-what the cache finds depends on tokens alone. Each chat template in turn writes the prompts. The
-figure is the share found of a prompt's tokens up to the end of its system prompt and tools. A
-template that puts the history before the tools is therefore judged with the history.
+Recorded requests of coding agents (`recorded`) go through the API to an engine with random weights,
+because cache hits depend only on tokens. Each chat template in turn writes the prompts. The figure
+is the cached share of a prompt's tokens up to the end of its system prompt and tools. So for a
+template that puts the history before the tools, the history counts, too.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ _CONTEXT = 1 << 16
 _VOCAB = 4096
 _TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 _SECOND = "after a tool"  # the second request of each agent
-_MARK = 24  # characters of a line that occurs nowhere else
+_MARK = 24  # minimum characters of a line that identifies its place in a prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which agents and how many of the templates."""
+    """The agents, and the number of templates (None: all)."""
 
     agents: tuple[str, ...] = ("claude-code", "opencode", "codex")
     templates: int | None = None
@@ -53,7 +53,7 @@ QUICK = Plan(agents=("opencode",), templates=1)
 
 
 class _Protocol(NamedTuple):
-    """How a protocol's request is read, and where its answer tells what was cached."""
+    """How to read a protocol's request, and where its answer says how much was cached."""
 
     conversation: Callable[[dict[str, Any]], Conversation]
     limit: str
@@ -84,9 +84,9 @@ class Reuse:
     """One agent's requests with one template.
 
     Attributes:
-        tokens: of the second request's prompt, up to where its system prompt and tools end.
-        shares: of each request after the first, by what it is, the share of these that was found.
-        refused: why the template does not take these requests.
+        tokens: tokens of the second request's prompt up to the end of its system prompt and tools.
+        shares: cached share of these tokens, for each request after the first.
+        refused: why the template refuses these requests.
     """
 
     agent: str
@@ -97,11 +97,11 @@ class Reuse:
 
 
 def run(folders: Sequence[Path], plan: Plan) -> Outcome:
-    """Play each agent's requests with each template.
+    """Send each agent's requests with each template.
 
     Args:
-        folders: of more templates (`*.jinja`), beside short ones of each format of calls.
-        plan: what is played.
+        folders: folders with templates (`*.jinja`), in addition to a short one per call format.
+        plan: which agents and templates to use.
     """
     templates = [*TEMPLATES.items(), *_templates(folders)][: plan.templates]
     agents = [load(FOLDER / f"{name}.json") for name in plan.agents]
@@ -149,7 +149,7 @@ def _templates(folders: Sequence[Path]) -> Iterator[tuple[str, str]]:
 
 
 async def _play(agents: Sequence[Recording], templates: Sequence[tuple[str, str]]) -> list[Reuse]:
-    """Play all of them; each case is a client of its own, so that it finds nothing of others."""
+    """Send all requests; each case is a separate client, so that it finds no other's prompts."""
     cases = [(name, source, agent) for name, source in templates for agent in agents]
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(
@@ -201,7 +201,7 @@ async def _case(
 
 
 def end_of_tools(prompt: str, asked: Conversation) -> int:
-    """Where the system prompt and the tools of a prompt end."""
+    """The position in a prompt at which its system prompt and tools end."""
     first = takewhile(lambda message: message["role"] == "system", asked.messages)
     texts = [message["content"] for message in first]
     texts += [text for tool in asked.tools for text in _descriptions(tool.for_template())]
@@ -224,7 +224,7 @@ def _descriptions(value: Any) -> Iterator[str]:
 
 
 def _model(folder: Path, agents: Sequence[Recording]) -> Path:
-    """A small model with random weights, a long context, and a vocabulary of the agents' words."""
+    """A small random model with a long context and a vocabulary trained on the requests."""
     checkpoint = make_llama_checkpoint(
         folder / "checkpoint", hidden=32, heads=2, kv_heads=1, layers=1, ffn=64, vocab=_VOCAB,
         context=_CONTEXT,

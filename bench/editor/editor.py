@@ -1,8 +1,8 @@
-"""`python -m bench editor`: the time from a key stroke to a suggestion, beside llama-server.
+"""`python -m bench editor`: the time from keystroke to suggestion, against llama-server.
 
-Both serve the same GGUF of Qwen2.5-Coder's shapes and are asked as llama.vim asks (`replay`). Each
-trace meets a server that was just started. Lookups are measured on the real SmolLM2, which has no
-tokens for gaps and continues the text, where the line at hand stands elsewhere in the prompt too.
+Both serve the same GGUF of Qwen2.5-Coder's shapes and get the requests of llama.vim (`replay`).
+Each trace starts on a fresh server. Lookups are measured on the real SmolLM2, at places where the
+current line also occurs elsewhere in the prompt; it has no infill tokens, so it continues the text.
 """
 
 import asyncio
@@ -33,18 +33,18 @@ FILES = (
 THREADS, SLOTS, CONTEXT, KV_TOKENS = 2, 4, 8192, 32_768  # the context of the presets
 OURS, BESIDE, LLAMA = "specops", f"beside {CHATS} chats", "llama-server"
 _FAMILY = "Qwen/Qwen2.5-"
-_GOALS = {  # most seconds of each model
+_GOALS = {  # maximum seconds, by model
     "Qwen/Qwen2.5-Coder-0.5B": {"line": 0.35, "new line": None, "jump": 0.8},
     "Qwen/Qwen2.5-Coder-1.5B": {"line": 0.9, "new line": None, "jump": 2.2},
 }
 _BESIDE, _FASTER, _PER_PASS = 2.0, 1.5, 1.5
-_SECONDS = 600.0  # of the whole trace, from which the places for the lookups are
+_SECONDS = 600.0  # of the whole trace, which provides the places for the lookups
 _CHARACTERS, _MIN_LINE, _MIN_REST = 8000, 12, 8
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many minutes of the trace are played, and with which models."""
+    """The minutes of the trace to play, and the models."""
 
     minutes: float
     models: tuple[str, ...] = tuple(_GOALS)
@@ -55,7 +55,7 @@ QUICK = Plan(1, ("Qwen/Qwen2.5-Coder-0.5B",))
 
 
 def run(plan: Plan, cache: Path) -> Outcome:
-    """Play the trace with all models on both servers, and measure the lookups."""
+    """Play the trace with all models on both servers, and measure lookups."""
     files = {name: (_ROOT / name).read_text(encoding="utf-8") for name in FILES}
     events = [*trace(files, _SECONDS, seed=1)]
     per_pass = _tokens_per_pass([*_repeated(files, events)])
@@ -89,12 +89,12 @@ def _play(
         if bad := [one for one in answers if one.status != 200 or not one.whole]:
             raise ServerError(f"a chat failed: {bad[0].status} {bad[0].problem} {bad[0].body!r}")
         if side == BESIDE and len(answers) < 2 * CHATS:
-            raise ServerError("the chats did not last")
+            raise ServerError("the chats ended before the trace")
     return found
 
 
 def _repeated(files: Mapping[str, str], events: Sequence[Event]) -> Iterator[str]:
-    """The prompts, less what is behind the gap, in which the line at hand stands elsewhere too."""
+    """The prompts, without the suffix, whose current line also occurs elsewhere in them."""
     for body in (event.body for event in events if event.kind != "warm"):
         chunks = [chunk["text"] for chunk in body["input_extra"]]
         shown = "\n".join((*chunks, body["input_prefix"]))[-_CHARACTERS:]
@@ -125,7 +125,7 @@ def _tokens_per_pass(prompts: Sequence[str]) -> float:
 
 
 def outcome(plan: Plan, played: Mapping[str, Mapping[str, Played]], per_pass: float) -> Outcome:
-    """A row per model and kind of key stroke."""
+    """A row per model and kind of keystroke."""
     rows, targets = [], []
     for name, sides in played.items():
         for kind, goal in _GOALS[name].items():
@@ -147,15 +147,15 @@ def outcome(plan: Plan, played: Mapping[str, Mapping[str, Played]], per_pass: fl
         for sides in played.values() for side, item in sides.items()
     ]  # fmt: skip
     notes = (
-        f"seconds from a key stroke to {TOKENS} tokens, {KIND}, {THREADS} threads, medians "
-        "[quartiles]; read: tokens of the prompt that were computed, median",
-        f"{plan.minutes:g} minutes of typing in {', '.join(FILES)}; what of them is played and "
-        "what time is skipped: bench/editor/replay.py",
-        f"hasty key strokes whose requests the next ones cancelled: {', '.join(gone)}",
-        f"{OURS} cuts prompts to what it reads in t_max_prompt_ms, which {LLAMA} does not know",
+        f"seconds from a keystroke to {TOKENS} tokens, {KIND}, {THREADS} threads, medians "
+        "[quartiles]; read: computed tokens of the prompt, median",
+        f"{plan.minutes:g} minutes of typing in {', '.join(FILES)}; bench/editor/replay.py says "
+        "which parts are played and which time is skipped",
+        f"hasty keystrokes whose requests the next ones cancelled: {', '.join(gone)}",
+        f"{OURS} cuts prompts to what it can read in t_max_prompt_ms, which {LLAMA} ignores",
         "plain decoding: a random model repeats itself more than any real one",
     )
-    columns = ("key stroke", OURS, BESIDE, LLAMA, "times", "read", f"read, {LLAMA}")
+    columns = ("keystroke", OURS, BESIDE, LLAMA, "times", "read", f"read, {LLAMA}")
     table = Table("Suggestions in an editor", columns, rows, notes)
     record = {
         name: {side: asdict(one) for side, one in sides.items()} for name, sides in played.items()

@@ -1,6 +1,6 @@
-"""llama-server, built once from the source archive of the pinned llama.cpp, for this processor.
+"""Builds llama-server for this processor, once, from the source archive of the pinned llama.cpp.
 
-That takes some five minutes on two cores, and needs CMake and a C++ compiler.
+This takes about five minutes on two cores, and needs CMake and a C++ compiler.
 """
 
 import subprocess
@@ -18,12 +18,12 @@ _BUILD = (
     *("-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_BUILD_TESTS=OFF"),
     *("-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF"),
 )
-# What llama.vim's documentation names, but for a GPU's.
+# The options that llama.vim's documentation recommends, without those for GPUs.
 _SPEED = ("--batch-size", "1024", "--ubatch-size", "512", "--cache-reuse", "256")
 
 
 def llama_server(cache: Path) -> Path:
-    """The server's executable, built at the first call.
+    """The server's executable, built by the first call.
 
     Raises:
         InstallError: the build fails.
@@ -45,7 +45,14 @@ def llama_server(cache: Path) -> Path:
 def llama_serving(
     executable: Path, model: Path, *, threads: int, context: int
 ) -> AbstractContextManager[Server]:
-    """Run llama-server on a loopback port until the block ends."""
+    """Run llama-server on a loopback port until the block ends.
+
+    Args:
+        executable: the server.
+        model: a GGUF.
+        threads: number of threads.
+        context: tokens of the context.
+    """
     port = free_port()
     sizes = ("--threads", threads, "--ctx-size", context, "--host", HOST, "--port", port)
     command = (executable, "--model", model, *_SPEED, *sizes)

@@ -1,7 +1,7 @@
-"""The models that are asked: Qwen2.5-Coder's shapes with random weights, as GGUF in 4 bits.
+"""The models of the editor benchmark: Qwen2.5-Coder's shapes, random weights, GGUF in 4 bits.
 
-llama.cpp's own quantizer writes the file, and both sides read it. The vocabulary is the published
-one of Qwen2, from llama.cpp's source archive, with the tokens for gaps that it lacks.
+llama.cpp's quantizer writes the file, and both sides read it. The vocabulary is Qwen2's, from
+llama.cpp's source archive, plus the infill tokens that it lacks.
 """
 
 import json
@@ -29,7 +29,7 @@ _GAP = {  # Qwen2.5's ids
 
 
 def coder(name: str, cache: Path) -> Path:
-    """The GGUF of a repository's shape; the first call writes it, which takes some minutes."""
+    """The GGUF of a repository's shape. The first call writes it, which takes minutes."""
     home = cache / f"editor-{weights_digest()[:12]}"
     file = home / f"{name.rpartition('/')[2]}-{KIND}.gguf"
     if file.is_file():

@@ -1,11 +1,11 @@
 """Plays a typing trace against a server, without the time in which nothing would happen.
 
-A trace of ten minutes has two thousand key strokes, and most are followed by the next one sooner
-than any suggestion comes. What is played of a visit to a place: all that warms the cache, the jump,
-the first key of each line, and some pauses within a line or at its end, each with the two key
-strokes before it. Those two are sent at their times, and the next key closes their connection if no
-answer has come; at all others the typist waits for the suggestion, however long it takes, and goes
-on at once. So which key strokes are measured does not depend on how fast a server is.
+A trace of ten minutes has two thousand keystrokes, and most come too soon after the previous one
+for a suggestion. Of each visit to a place, the benchmark plays the requests that warm the cache,
+the jump, the first key of each line, and some pauses within a line or at its end, each with the two
+keystrokes before it. Those two are sent at their original times, and the next key closes their
+connection if no answer has come. After all others the typist waits for the suggestion, however long
+it takes, and continues at once. So the measured keystrokes do not depend on a server's speed.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ from typing import Any, Literal
 from bench.serving.load import Answer, Ask, Script, ServerError, once
 from loadtest.editor_trace import Event
 
-TOKENS = 16  # of a suggestion
-PAUSE_SECONDS = 0.7  # the typist looks at the screen
-_HASTY = 2  # key strokes before a pause that are played
-_PAUSES = 3  # of a visit
+TOKENS = 16  # per suggestion
+PAUSE_SECONDS = 0.7  # in which the typist looks at the screen
+_HASTY = 2  # keystrokes played before a pause
+_PAUSES = 3  # per visit
 CHATS, _CHAT_TOKENS = 2, 64
-# The same work for both: llama-server has no limit of time within a line, and neither draws tokens.
+# Equal work for both sides: no time limit within a line, and greedy decoding.
 _SAME = {"n_predict": TOKENS, "t_max_predict_ms": 5000, "n_indent": 0, "top_k": 1}
 
 Kind = Literal["warm", "jump", "new line", "line", "hasty"]
@@ -32,7 +32,7 @@ Kind = Literal["warm", "jump", "new line", "line", "hasty"]
 
 @dataclass(frozen=True, slots=True)
 class Stroke:
-    """A request of the trace, and after how many seconds the next key comes; None: it waits."""
+    """A request of the trace, and the seconds to the next key; None: the typist waits."""
 
     kind: Kind
     body: dict[str, Any]
@@ -41,13 +41,13 @@ class Stroke:
 
 @dataclass(slots=True)
 class Played:
-    """What came of a trace.
+    """The results of a trace.
 
     Attributes:
-        seconds: from the key stroke to the suggestion, by kind, where the typist waited.
-        read: tokens of these requests' prompts that were computed.
-        hasty: number of key strokes that the next one followed at once.
-        cancelled: number of those whose answer had not come.
+        seconds: from keystroke to suggestion, by kind, for which the typist waited.
+        read: computed tokens of these requests' prompts, by kind.
+        hasty: number of keystrokes that the next one followed without waiting.
+        cancelled: number of hasty keystrokes without an answer in time.
     """
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Played:
 
 
 def strokes(events: Sequence[Event]) -> Iterator[Stroke]:
-    """Yield what is played of a trace; see above."""
+    """Yield the played requests of a trace; see the module's docstring."""
     hasty: list[Stroke] = []
     pauses = 0
     for before, event, after in zip((None, *events), events, (*events[1:], None), strict=False):
@@ -81,7 +81,7 @@ async def play(port: int, trace: Sequence[Stroke]) -> Played:
     """Send a trace's requests.
 
     Raises:
-        ServerError: a request that was waited for failed, or has not `TOKENS` tokens.
+        ServerError: a request failed for which the typist waited, or has fewer than `TOKENS`.
     """
     played = Played()
     for stroke in trace:
@@ -113,7 +113,7 @@ def _timings(answer: Answer, least: int) -> dict[str, Any]:
 
 
 def chats(files: Sequence[str], done: Flag, answers: list[Answer]) -> Iterator[Script]:
-    """Scripts of clients that have one long answer streamed after the other, until `done`."""
+    """Scripts of clients that stream one long answer after the other until `done` is set."""
     for number in range(CHATS):
         yield _chat(random.Random(number), files, done, answers)
 

@@ -1,10 +1,10 @@
-"""Requests that an engine answers at once: the answer of each, and how fast they decode.
+"""Runs concurrent requests on an engine: their answers, and how fast they decode.
 
-The number of clients stays the same: when one has its answer, the next one asks. A pass may hold
-chunks of prompts beside requests that decode, so the time of prompts cannot be taken out pass by
-pass. Only passes in which all clients' requests decode and no prompt is read count as decoding.
-This leaves out the end, when fewer and fewer requests run. The end would count against speculation,
-which lets some answers end early, while plain answers of one length end together.
+The number of clients is constant: when one has its answer, the next one asks. A pass may mix chunks
+of prompts with decoding requests, so the time of prompts cannot be subtracted pass by pass. So only
+passes in which all clients' requests decode, without any prompt, count as decoding. This also
+excludes the end, when fewer and fewer requests run. The end would count against speculation, with
+which some answers finish early, while plain answers of one length finish together.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Promises:
-    """What drafters promised of their tokens, and what came of it.
+    """The probabilities that drafters promised for their tokens, and the outcomes.
 
     Attributes:
-        counts: by drafter and by tenth of the promised probability: draft tokens whose
-            predecessors were all accepted, the sum of the promises, the accepted ones.
+        counts: by drafter and tenth of the promised probability: the number of draft tokens whose
+            predecessors were all accepted, the sum of their promises, and how many were accepted.
     """
 
     counts: Mapping[tuple[str, int], tuple[int, float, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, draft: Draft) -> Promises:
-        """Those of a verified draft."""
+        """The promises of a verified draft."""
         counts: dict[tuple[str, int], tuple[int, float, int]] = {}
         for place, probability in enumerate(draft.accept_probs):
             key = draft.drafter, min(int(10 * probability), 9)
@@ -66,7 +66,7 @@ class Promises:
         return cls(counts)
 
     def __add__(self, other: Promises) -> Promises:
-        """Both together."""
+        """The sum of both."""
         counts = dict(self.counts)
         for key, (made, promised, kept) in other.counts.items():
             before = counts.get(key, (0, 0.0, 0))
@@ -74,12 +74,12 @@ class Promises:
         return Promises(counts)
 
     def most_off(self, often: int) -> float:
-        """The largest distance between promise and truth, of those made so often at least."""
+        """The largest gap between promise and outcome, where at least `often` tokens count."""
         each = [item for item in self.counts.values() if item[0] >= often]
         return max((abs(promised - kept) / made for made, promised, kept in each), default=0.0)
 
     def record(self) -> list[dict[str, object]]:
-        """For JSON."""
+        """The counts, for JSON."""
         return [
             {"source": source, "tenth": tenth, "made": made, "promised": promised, "kept": kept}
             for (source, tenth), (made, promised, kept) in sorted(self.counts.items())
@@ -91,10 +91,10 @@ class Batch:
     """Answered requests."""
 
     answers: tuple[Answer, ...]
-    seconds: float  # from the sending to the last token
-    decode_seconds: float  # the part in which all decoded and no prompt was read
-    tokens: int  # decoded in this part by all requests together
-    steps: int  # sequence steps in this part, one per request and pass
+    seconds: float  # from sending to the last token
+    decode_seconds: float  # in passes in which all requests decoded, without prompts
+    tokens: int  # decoded in these passes by all requests together
+    steps: int  # sequence steps in these passes, one per request and pass
     promises: Promises = field(default_factory=Promises)
 
     @property
@@ -106,12 +106,12 @@ class Batch:
 def run_together(
     engine: Engine, requests: Sequence[GenerationRequest], at_once: int | None = None
 ) -> Batch:
-    """Run requests to their ends, in their order.
+    """Run requests to their ends, in order.
 
     Args:
         engine: the engine that runs the requests.
         requests: the requests; they get new ids.
-        at_once: number of requests in flight, as long as there are so many; None: all.
+        at_once: number of concurrent requests; None: all.
 
     Raises:
         RuntimeError: a request failed.

@@ -1,9 +1,9 @@
-"""One service under a memory cap: started in a cgroup, loaded and watched.
+"""Runs one service under a memory cap: starts it in a cgroup, sends load and records memory.
 
-The models are TinyLlama's shape with a draft model of 160 M parameters and published shapes, with
-random weights: memory depends on sizes, not on the values of weights. Everything that is made once
-per machine (graphs, their tiles, the costs of passes) is made before, without a cap: it lies in a
-volume that outlives containers.
+The models are TinyLlama's shape with a draft model of 160 M parameters, and published shapes, with
+random weights: memory depends on sizes, not on the values of weights. Files that are made once per
+machine (graphs, weight tiles, costs of passes) are made before, without a cap: in production they
+are in a volume that outlives containers.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from specops.engine.engine import NO_DRAFTER
 GB = 10**9
 SWAP_BYTES = 12 * GB
 _WATCH_SECONDS = 0.1
-_RETRY_SECONDS = 1.0  # what `Retry-After` says at least
+_RETRY_SECONDS = 1.0  # minimum of `Retry-After`
 _FIRST_TOKENS = 8
 _GENERATED, _PREEMPTIONS = "specops_generated_tokens_total", "specops_preemptions_total"
 _REFUSED: dict[int, str] = {
@@ -40,7 +40,7 @@ _REFUSED: dict[int, str] = {
 }
 _WORDS = ("class", "def", "return", "import", "value", "self", "raise", "yield", "while", "path")
 
-# Without calibration, which finds nothing in random weights.
+# Without calibration, which gains nothing with random weights.
 WEIGHTS = {"int4": "int4-128-rtn", "int8": "int8-128"}
 
 PUBLISHED = {
@@ -57,9 +57,9 @@ HEADS = {"qwen3-4b": "AngelSlim/Qwen3-4B_eagle3"}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is served, and under which cap."""
+    """A model and a memory cap."""
 
-    model: str  # tinyllama, with its draft, or one of PUBLISHED, perhaps with a head
+    model: str  # tinyllama, with its draft model, or a key of PUBLISHED
     quant: str  # int4 or int8, blocks of 128
     cap_gb: float
     swap: bool
@@ -73,7 +73,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Clients that send one request after the other; pairs are the least and the largest size."""
+    """Clients that send one request after the other; pairs are minimum and maximum sizes."""
 
     seconds: float
     clients: int = 2
@@ -81,7 +81,7 @@ class Load:
     new_tokens: tuple[int, int] = (32, 32)
 
     def body(self, rng: random.Random) -> dict[str, Any]:
-        """A request with a prompt that begins like no other."""
+        """A request whose prompt shares no prefix with another."""
         prompt = " ".join(rng.choice(_WORDS) for _ in range(rng.randint(*self.prompt_words)))
         tokens = rng.randint(*self.new_tokens)
         return {"prompt": prompt, "max_new_tokens": tokens, "ignore_eos": True}
@@ -89,27 +89,27 @@ class Load:
 
 @dataclass(slots=True)
 class Record:
-    """The results of a case. Sizes in bytes; counts are of the group, from its first process on."""
+    """The results of a case. Sizes are in bytes; memory is that of the whole group."""
 
     ending: str = "served"  # or `refused by the plan`, `killed`, or an error
     slots: int = 0
     context: int = 0
     kv_tokens: int = 0  # of the target's cache
     start_seconds: float = 0.0
-    first_seconds: float = 0.0  # of a first answer, which reads back what loading pushed out
+    first_seconds: float = 0.0  # of the first answer, which reads pages evicted during loading
     seconds: float = 0.0  # of the load
     tokens: float = 0.0
     answered: int = 0
     shed: int = 0  # answered with 429
     late: int = 0  # answered with 504: no slot, or no complete answer, in time
     failed_requests: int = 0
-    most_running: int = 0  # requests that held a slot at the same time
+    most_running: int = 0  # maximum number of concurrent requests
     preempted: int = 0  # requests that gave up their KV blocks and were computed again
     peak_anonymous: int = 0
     peak_swap: int = 0
     major_faults: int = 0  # during the load
     oom_kills: int = 0
-    strangers: float = 0.0  # mean number of cores that other processes took during the load
+    strangers: float = 0.0  # mean number of cores that other processes used during the load
 
     @property
     def tokens_per_second(self) -> float:
@@ -118,10 +118,16 @@ class Record:
 
 
 def measure(case: Case, load: Load, cache: Path) -> Record:
-    """Start the service under the cap and load it."""
+    """Start the service under the cap and send the load.
+
+    Args:
+        case: the model and the cap.
+        load: the clients.
+        cache: folder of the models.
+    """
     settings = prepared(case, cache)
     for folder in (settings.cache_dir, Path(settings.target).parent):
-        evict(folder)  # pages that other processes have read would not be charged to the group
+        evict(folder)  # pages already in memory would not be charged to the group
     record = Record()
     swap = SWAP_BYTES if case.swap else 0
     with cgroup(f"specops-caps-{os.getpid()}", memory=int(case.cap_gb * GB), swap=swap) as group:
@@ -150,7 +156,7 @@ def measure(case: Case, load: Load, cache: Path) -> Record:
 
 
 def prepared(case: Case, cache: Path) -> Settings:
-    """The case's settings, after everything that is made once per machine was made."""
+    """The case's settings, after one start has made the files that are made once per machine."""
     name, quant = PUBLISHED.get(case.model, case.model), WEIGHTS[case.quant]
     draft = NO_DRAFTER
     if case.model == TINYLLAMA:
@@ -161,9 +167,9 @@ def prepared(case: Case, cache: Path) -> Settings:
         target=str(shape(name, quant, cache)),
         draft=draft,
         cache_dir=cache / "caps",
-        drain_timeout=0,  # the load ends with the server
+        drain_timeout=0,  # unfinished requests need no answer
     )
-    progress("starting once without a cap, which makes what is made once")
+    progress("starting once without a cap, which makes the files for later starts")
     with serving(environment(settings)):
         pass
     return settings
@@ -171,7 +177,7 @@ def prepared(case: Case, cache: Path) -> Settings:
 
 @contextmanager
 def peaks(group: Cgroup, record: Record) -> Iterator[None]:
-    """Record the group's peaks while the context lasts."""
+    """Record the group's peaks during the block."""
 
     def look() -> None:
         record.peak_anonymous = max(record.peak_anonymous, group.counters()["anon"])
@@ -184,7 +190,8 @@ def peaks(group: Cgroup, record: Record) -> Iterator[None]:
 async def _play(load: Load, port: int, group: Cgroup, record: Record) -> None:
     """Let the clients send requests for a while and count the tokens.
 
-    They leave before their last answers, which would take minutes under the tightest caps.
+    They disconnect without waiting for their last answers, which would take minutes under the
+    tightest caps.
     """
     faults, tokens = group.counters()["pgmajfault"], await metric(port, _GENERATED)
     preempted = await metric(port, _PREEMPTIONS)
@@ -207,7 +214,7 @@ async def _play(load: Load, port: int, group: Cgroup, record: Record) -> None:
 
 
 def _client(load: Load, rng: random.Random, record: Record) -> Script:
-    """A client, whose requests are counted by how they end; it goes away after a failure."""
+    """A client. It counts its requests by how they end, and stops after a failure."""
     pause = 0.0
     while not record.failed_requests:
         answer = yield Ask("/generate", load.body(rng), pause=pause)
@@ -217,7 +224,7 @@ def _client(load: Load, rng: random.Random, record: Record) -> Script:
 
 
 def _shape(page: str) -> tuple[int, int]:
-    """The planned slots and context, from a page of metrics."""
+    """The planned slots and context, from the metrics page."""
     (labels,) = re.findall(r"^specops_model_info\{(.*)\}", page, re.MULTILINE)
     found = dict(re.findall(r'(\w+)="([^"]*)"', labels))
     return int(found["slots"]), int(found["context"])

@@ -1,10 +1,10 @@
-"""The service under memory caps, in cgroups made by hand (root).
+"""Runs the service under memory caps, in its own cgroups (needs root).
 
-TinyLlama's shape with a draft model of 160 M parameters under caps from 4 GB down, published shapes
-under 4 GB; without swap and, if the machine has some, with it. A new run of a case replaces it in
-the results. A soak is ten minutes of load. `at-once` has four clients send
-prompts of 200 tokens for answers of 64; it fails if fewer than four requests run at the same time
-or if the kernel kills the service.
+The cases are TinyLlama's shape with a draft model of 160 M parameters under caps from 4 GB down,
+and published shapes under 4 GB, each without swap and, if the machine has any, with it. A new run
+of a case replaces its earlier results. `--soak` is ten minutes of load. With `--at-once` four
+clients send prompts of 200 tokens for answers of 64, and the benchmark fails if fewer than four
+requests run at the same time, or if the kernel kills the service.
 """
 
 import argparse
@@ -35,7 +35,7 @@ TITLES = {
     "lfm2.5-1.2b": "LFM2.5 1.2B shape",
     "qwen3.5-4b": "Qwen3.5 4B shape",
 }
-AT_ONCE = 4  # requests that are to run at the same time
+AT_ONCE = 4  # requests that must run at the same time
 QUICK_SECONDS = 5.0
 _LONG = 600.0  # seconds
 LOADS = {
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace, seconds: float | None) -> Outcome:
     file = options.results / f"{name}.json"
     swap = len(_SWAPS.read_text("utf-8").splitlines()) > 1
     if not swap:
-        progress("cases with swap are left out: this machine has none (swap-setup.sh)")
+        progress("skipping cases with swap: this machine has none (swap-setup.sh)")
     possible = {case.name: case for case in cases() if swap or not case.swap}
     names = chosen(possible, options.only)
     for case in map(possible.__getitem__, names):
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace, seconds: float | None) -> Outcome:
 
 
 def keep(file: Path, entry: Entry) -> None:
-    """Put a case into the results; it replaces an earlier measurement of it."""
+    """Save a case in the results, in place of an earlier measurement of it."""
     kept = {old["name"]: old for old in read(file)} | {entry["name"]: entry}
     entries = [kept[case.name] for case in cases() if case.name in kept]
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ def read(file: Path) -> list[Entry]:
 
 
 def outcome(name: str, entries: Sequence[Entry], load: Load, judged: set[str]) -> Outcome:
-    """The table. In the `judged` cases enough requests must have run at once."""
+    """The table, and whether enough requests ran at once in the `judged` cases."""
     sound = all(
         entry["ending"] == "served" and entry["most_running"] >= AT_ONCE
         for entry in entries
@@ -107,14 +107,14 @@ def table(entries: Sequence[Entry], load: Load) -> Table:
     )
     notes = (
         "; ".join(f"{name}: {title}" for name, title in TITLES.items())
-        + "; random weights, of whose draft tokens none stand: what is shown is plain decoding",
+        + "; random weights, whose draft tokens are all rejected: this is plain decoding",
         f"{load.clients} clients, prompts of {_span(load.prompt_words)} words (a token each "
-        f"for tinyllama, up to five for others), {_span(load.new_tokens)} new tokens; everything "
-        "is put out of the page cache before; slots, context and KV tokens by default, as the "
-        "memory plan chose them; first: an answer of 8 tokens, alone, before the load; most at "
-        "once: requests that held a slot at the same time",
-        "major faults: pages of files or swap that had to be read from the disk; "
-        "others' cores: CPU time that the rest of the machine took meanwhile",
+        f"for tinyllama, up to five for others), {_span(load.new_tokens)} new tokens; all files "
+        "are evicted from the page cache before; the memory plan chose slots, context and KV "
+        "tokens; first: an answer of 8 tokens, alone, before the load; most at once: maximum "
+        "number of concurrent requests",
+        "major faults: pages of files or swap read from the disk; others' cores: CPU time of the "
+        "rest of the machine during the load",
     )
     return Table("Under memory caps", columns, [_cells(entry) for entry in entries], notes)
 

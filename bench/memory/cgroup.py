@@ -1,7 +1,7 @@
-"""A cgroup made by hand, as root: the caps that a container would have, without a container.
+"""Creates a cgroup, as root: the limits of a container, without a container.
 
 Both versions of cgroups are in use, so both are supported. A program moves itself into the group
-before it begins, so that all its pages are charged to the group.
+before it starts, so that all its pages are charged to the group.
 """
 
 import os
@@ -19,7 +19,7 @@ _GONE_SECONDS = 30.0
 
 
 class CgroupError(RuntimeError):
-    """No cgroup can be made here; the message says why."""
+    """No cgroup can be created here; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Cgroup:
         return stat
 
     def oom_kills(self) -> int:
-        """Processes that the kernel killed for this group's cap."""
+        """Number of processes that the kernel killed because of this group's cap."""
         name = "memory.oom_control" if self.version == 1 else "memory.events"
         return _pairs(self.folders[0] / name)["oom_kill"]
 
@@ -58,9 +58,13 @@ class Cgroup:
 def cgroup(
     name: str, *, memory: int | None = None, swap: int = 0, cpus: float | None = None
 ) -> Iterator[Cgroup]:
-    """A new group, which is removed at the end, when its last process has ended.
+    """A new group, which is removed when the block and the group's last process have ended.
 
-    `memory` is the cap in bytes; beside it the group may use `swap` bytes. `cpus` is the CPU quota.
+    Args:
+        name: name of the group.
+        memory: memory cap in bytes; None: no cap.
+        swap: swap in bytes that the group may use in addition.
+        cpus: CPU quota in cores; None: no quota.
 
     Raises:
         CgroupError: this machine does not allow it.
@@ -83,7 +87,7 @@ def cgroup(
         for folder in folders:
             if folder.is_dir():
                 folder.rmdir()
-        raise CgroupError(f"no cgroup can be made here: {error}") from error
+        raise CgroupError(f"no cgroup can be created here: {error}") from error
     try:
         yield Cgroup(version, folders)
     finally:
@@ -128,11 +132,11 @@ def _pairs(path: Path) -> dict[str, int]:
 
 
 def evict(folder: Path) -> None:
-    """Put every file below a folder out of the page cache, so that the next start reads the disk.
+    """Evict every file below a folder from the page cache, so that the next start reads the disk.
 
-    Pages that are in memory already are not charged to a group. Without one, too, a start from the
-    disk can be repeated: where a file lies in memory depends on which process read it. With the
-    same file TinyLlama's shape made 59 tokens per second and, half an hour later, 42.
+    Pages already in memory are not charged to a cgroup. Without a cgroup, too, only starts from the
+    disk are comparable: the place of a file in memory depends on the process that read it. From the
+    same file, TinyLlama's shape made 59 tokens per second and, half an hour later, 42.
     """
     for path in folder.rglob("*"):
         if path.is_file():

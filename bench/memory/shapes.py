@@ -1,10 +1,10 @@
-"""Published shapes at full size: conversion, service under 4 GB, and one token beside TinyLlama's.
+"""Published shapes at full size: conversion, service under 4 GB, and the time of one token.
 
 Weights are random, because none of the three depends on their values. The converter runs under a
-cap of its own: its resident memory alone would say little, because it contains pages of the mapped
+memory cap, because its resident memory alone would say little: it contains pages of the mapped
 checkpoint until the kernel needs them for something else. A pass over one token waits for its
-weights, so its time is compared with what as many bytes take in TinyLlama's shape: both models are
-loaded at once and alternate.
+weights, so its time per byte is compared with that of TinyLlama's shape. Both models are loaded at
+once and alternate.
 """
 
 import argparse
@@ -28,8 +28,8 @@ from specops.engine.engine import NO_DRAFTER
 
 CAP_GB = 4.0
 _CONVERTER_BYTES = 2 * GB  # without swap
-_PEAK = "converter-peak"  # a file beside an export
-_MAX_TIME = 1.15  # of what as many bytes take in TinyLlama's shape
+_PEAK = "converter-peak"  # a file in the folder of an export
+_MAX_TIME = 1.15  # time per byte, relative to TinyLlama's shape
 _QUANT = "int4"
 _CONTEXT = 1024
 _COMMAND = (sys.executable, "-m", "bench.runtime.before_worker")
@@ -50,18 +50,18 @@ QUICK = Plan(rounds=1, steps=2, seconds=2.0)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was measured of one shape: bytes, and milliseconds a token round by round."""
+    """The results of one shape: sizes in bytes, and milliseconds per token, round by round."""
 
     converter: int  # peak of anonymous memory
     served: Record
-    weights: int  # that a token reads
+    weights: int  # bytes that a token reads
     ms: list[float]
-    reference_weights: int  # of TinyLlama's shape
+    reference_weights: int  # the same of TinyLlama's shape
     reference_ms: list[float]
 
     @property
     def time(self) -> Summary:
-        """Time of a byte, as a share of what it takes in TinyLlama's shape."""
+        """Time per byte, relative to TinyLlama's shape."""
         shares = ratios(self.ms, self.reference_ms)
         return Summary.of([share * self.reference_weights / self.weights for share in shares])
 
@@ -80,9 +80,9 @@ def run(options: argparse.Namespace, plan: Plan) -> Outcome:
 
 
 def _converted(name: str, cache: Path) -> int:
-    """Convert a shape under the converter's cap; returns its peak of anonymous memory in bytes.
+    """Convert a shape under the converter's cap; return its peak of anonymous memory in bytes.
 
-    Both are kept: an export that was made without the cap is made again.
+    Both are kept. An export that was made without the cap is made again.
 
     Raises:
         BuildError: the kernel killed the converter.
@@ -157,10 +157,10 @@ def outcome(found: Mapping[str, Found], plan: Plan) -> Outcome:
     )
     notes = (
         f"random weights in {_QUANT}; two clients for {plan.seconds:g} s under the cap; one token "
-        f"behind 200: {plan.rounds} rounds of {plan.steps} steps, in turns with TinyLlama's shape, "
+        f"after 200: {plan.rounds} rounds of {plan.steps} steps, in turns with TinyLlama's shape, "
         "medians with quartiles, ratios round by round",
-        f"the converter ran in a cgroup of {_CONVERTER_BYTES / GB:g} GB without swap; its "
-        "anonymous memory is what the kernel cannot drop, unlike pages of checkpoint and export",
+        f"the converter ran in a cgroup of {_CONVERTER_BYTES / GB:g} GB without swap; the kernel "
+        "cannot drop its anonymous memory, unlike pages of checkpoint and export",
     )
     result: dict[str, Any] = {name: asdict(one) for name, one in found.items()}
     table = Table("Whole shapes with random weights", columns, rows, notes)

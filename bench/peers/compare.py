@@ -1,9 +1,9 @@
-"""Single passes against llama.cpp and OpenVINO: the same files and the same passes in one run.
+"""Times single passes against llama.cpp and OpenVINO: the same files and passes in one run.
 
-All sides run at once and take turns, case by case: one computes while the others are idle. Ratios
-are taken round by round, so that a change of the machine meets every side. Several starts are
-measured, each from the disk, because where the weights lie in memory changes the time of
-single-token passes.
+All sides are loaded at once and take turns, case by case: one computes while the others are idle.
+Ratios are computed round by round, so that a change of the machine affects every side. Several
+starts are measured, each from the disk, because the place of the weights in memory changes the time
+of single-token passes.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ THREADS = 2  # of each side
 PEERS = (LLAMA_CPP, OPENVINO)
 _PAST = 200
 _ROWS = 8
-_CAPACITY = 640  # tokens per row: the longest case and some room
-_AGREEMENT = 0.5  # least correlation of logits: the same model with other rounding
+_CAPACITY = 640  # tokens per row: enough for the longest case
+_AGREEMENT = 0.5  # minimum correlation of logits: the same model, rounded differently
 _AGREEMENT_TOKENS = 40
 _ONE, _EIGHT, _PREFILL = "1 token", "8 tokens", "prompt of 512"
-# Least speed over a peer's, by weights and pass, and the most time per byte of a file over Q4_0's.
+# Minimum speed relative to a peer, by weights and pass; maximum time per byte, relative to Q4_0.
 _TARGETS = {
     (INT4, _ONE, LLAMA_CPP): 1.2,
     (INT4, _PREFILL, OPENVINO): 0.9,
@@ -46,7 +46,7 @@ _TARGETS = {
 _PER_BYTE = {"Q4_K_M": 1.05, "Q5_K_M": 1.05, "IQ4_XS": 1.08}
 
 Sides = Mapping[str, str]
-"""The names of the processes that are compared, by engine; the first is ours."""
+"""The names of the compared processes, by engine; the first is ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def prefill(title: str, tokens: int, vocab: int) -> Case:
 
 
 def cases(passes: int, vocab: int) -> list[Case]:
-    """All kinds of passes."""
+    """All kinds of passes, each `passes` times per round."""
     return [
         decoding(_ONE, passes),
         decoding("4 tokens", passes, tokens=4),
@@ -90,7 +90,7 @@ def cases(passes: int, vocab: int) -> list[Case]:
 
 @dataclass(frozen=True, slots=True)
 class SideProcess:
-    """How a side is started, and its model, whose files are in `weights`."""
+    """How to start a side, and its model, whose files are in `weights`."""
 
     command: tuple[str, ...]
     model: str
@@ -99,7 +99,7 @@ class SideProcess:
 
     @classmethod
     def ours(cls, settings: Settings) -> SideProcess:
-        """Our process, ready to be started."""
+        """Our process."""
         sizes = {"slots": _ROWS, "context": _CAPACITY, "kv_tokens": _ROWS * _CAPACITY}
         own = replace(settings, threads=THREADS, **sizes)
         command = (sys.executable, "-m", "bench.peers.ours_worker")
@@ -107,19 +107,27 @@ class SideProcess:
 
     @classmethod
     def peer(cls, python: Path, module: str, model: Path) -> SideProcess:
-        """A peer's process, ready to be started."""
+        """A peer's process.
+
+        Args:
+            python: interpreter of the peers' environment.
+            module: name of the worker's module.
+            model: the model's file.
+        """
         command = (str(python), "-m", f"bench.peers.{module}")
         return cls(command, str(model), weights=model.parent)
 
 
 @dataclass(slots=True)
 class Measured:
-    """What was measured.
+    """The results of a comparison.
 
     Attributes:
-        sides: by kind of weights, who is compared.
-        runs_on: in words, what each process runs on.
-        agreement: by kind of weights and peer, how far it agrees with ours.
+        plan: how much was measured.
+        sides: the compared processes, by kind of weights.
+        turns: the measured times.
+        runs_on: name and version of each process's engine.
+        agreement: agreement with our output, by kind of weights and peer.
     """
 
     plan: Any
@@ -130,10 +138,10 @@ class Measured:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of any comparison with peers needs."""
+        """Notes for every table of a comparison with peers."""
         versions = "; ".join(dict.fromkeys(self.runs_on.values()))
         return (
-            "over a peer: how many times as fast, round by round with quartiles",
+            "over a peer: times as fast, round by round, with quartiles",
             f"{versions}; {THREADS} threads each; {OURS} and {LLAMA_CPP} read the same GGUF, for "
             f"{INT4} {LLAMA_CPP} has Q4_0; {OPENVINO} has int4 symmetric in groups of 128, head "
             "and embedding int8",
@@ -141,7 +149,7 @@ class Measured:
         )
 
     def agreeing(self) -> str:
-        """How far peers agree with us, in words."""
+        """The agreement of all peers, in words."""
         return ", ".join(f"{name} {value:.2f}" for name, value in self.agreement.items())
 
     def table(
@@ -153,8 +161,11 @@ class Measured:
     ) -> tuple[Table, list[dict[str, Any]]]:
         """A row for each kind of weights and case, and the same for programs.
 
-        `columns` names the cases and the unit, `figures` has for each case the conversion of
-        milliseconds to that unit.
+        Args:
+            title: title of the table.
+            columns: what a case is, and the unit of the figures.
+            figures: for each case, the conversion of milliseconds to that unit.
+            notes: notes in front of the common ones.
         """
         rows, record = [], []
         for weights in self.sides:
@@ -175,7 +186,7 @@ class Measured:
         return Table(title, ("weights", case, *heads), rows, (*notes, *self.notes)), record
 
     def targets(self, least: Mapping[tuple[str, str, str], float]) -> list[Target]:
-        """Judge by the least speed over a peer, by weights, case and peer."""
+        """Targets from the minimum speed relative to a peer, by weights, case and peer."""
         found = []
         for (weights, case, peer), line in least.items():
             if weights in self.sides and case in self.turns.ms:
@@ -193,14 +204,24 @@ class Measured:
 def loaded(
     name: str, side: SideProcess, rows: int = _ROWS, capacity: int = _CAPACITY
 ) -> Iterator[tuple[Worker, str]]:
-    """A process with its model, and what it runs on, in words."""
+    """Start a process and load its model.
+
+    Args:
+        name: its name in errors.
+        side: how to start it.
+        rows: number of sequences.
+        capacity: tokens per sequence.
+
+    Yields:
+        The process, and the name and version of its engine.
+    """
     with Worker(name, side.command, side.environment) as worker:
         sizes = {"threads": THREADS, "rows": rows, "capacity": capacity}
         yield worker, worker.ask("load", model=side.model, **sizes)
 
 
 def from_disk(processes: Iterable[SideProcess]) -> None:
-    """Have sides that start next read their weights from the disk."""
+    """Evict weights, so that the sides read them from the disk when they start."""
     for folder in {side.weights for side in processes if side.weights is not None}:
         evict(folder)
 
@@ -238,7 +259,16 @@ def measure(
     *,
     turns: Turns | None = None,
 ) -> Measured:
-    """Time every case in every process; `sides` says which are compared with each other."""
+    """Time every case in every process.
+
+    Args:
+        processes: the processes by name.
+        sides: the processes to compare with each other, by kind of weights.
+        asked: the cases.
+        plan: how much to measure.
+        vocab: size of the vocabulary.
+        turns: collects the times; None: a new one.
+    """
     measured = Measured(plan, sides, turns or Turns())
     for load in range(plan.loads):
         progress(f"starting all sides, {load + 1} of {plan.loads}")
@@ -253,7 +283,7 @@ def measure(
 
 
 def _agree(workers: Mapping[str, Worker], measured: Measured, vocab: int) -> None:
-    """Check that sides compute the same, as far as their weights allow."""
+    """Check that the sides compute the same, as far as their weights allow."""
     tokens = prompt(_AGREEMENT_TOKENS, vocab)
     logits = {name: worker.ask("logits", tokens=tokens) for name, worker in workers.items()}
     for weights, compared in measured.sides.items():
@@ -268,14 +298,14 @@ def _agree(workers: Mapping[str, Worker], measured: Measured, vocab: int) -> Non
 
 
 def outcome(nbytes: Mapping[str, int], measured: Measured) -> Outcome:
-    """A row per kind of weights and pass; `nbytes` are the sizes of the files that we read."""
+    """A row per kind of weights and pass; `nbytes` are the sizes of our files in bytes."""
     plan, turns = measured.plan, measured.turns
     sizes = ", ".join(f"{weights} {size / 1e6:,.0f}" for weights, size in nbytes.items())
     notes = (
-        f"TinyLlama-1.1B's shape, random weights, quantized by {LLAMA_CPP}'s own quantizer, and a "
-        f"real chat model; MB of {LLAMA_CPP}'s files: {sizes}",
-        f"a pass has {_PAST} tokens of keys and values behind it, a prompt none; {plan.loads} "
-        f"starts from the disk x {plan.rounds} rounds, prompts in every third",
+        f"TinyLlama-1.1B's shape, random weights, quantized by {LLAMA_CPP}, and a real chat model; "
+        f"MB of {LLAMA_CPP}'s files: {sizes}",
+        f"passes follow {_PAST} tokens, prompts none; {plan.loads} starts from the disk x "
+        f"{plan.rounds} rounds, prompts in every third",
         f"{LLAMA_CPP}: repacked weights and flash attention, its defaults and fastest settings; "
         f"correlation of logits: {measured.agreeing()}",
     )

@@ -1,7 +1,7 @@
-"""The environment of the peers' libraries: pinned versions, installed once, apart from ours.
+"""Installs the peers' libraries once, in pinned versions, in an environment apart from ours.
 
-llama-cpp-python comes as source and is compiled for this processor, as it is for its users. That
-takes some ten minutes on two cores and happens once.
+llama-cpp-python comes as source and is compiled for this processor, as it is for its users. This
+takes about ten minutes on two cores.
 """
 
 import os
@@ -23,7 +23,7 @@ PINNED = (
     "openvino-genai==2026.4.1.0",
     "safetensors==0.8.0",
 )
-# The build leaves out tools and the vision library; the kernels are the default ones.
+# The build omits tools and the vision library; it has the default kernels.
 _BUILD = (
     "-DLLAVA_BUILD=OFF -DMTMD_BUILD=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF "
     "-DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF"
@@ -47,7 +47,7 @@ def installed(home: Path = HOME, packages: tuple[str, ...] = PINNED) -> bool:
 
 
 def install(home: Path = HOME, packages: tuple[str, ...] = PINNED) -> Path:
-    """Make the environment in `home` unless it is there; returns its interpreter.
+    """Create the environment in `home` unless it exists, and return its interpreter.
 
     Raises:
         InstallError: there is no network, or no C++ compiler.
@@ -74,6 +74,6 @@ def _run(command: list[str]) -> None:
     if done.returncode:
         said = "\n  ".join((done.stderr or done.stdout).strip().splitlines()[-_SHOWN_LINES:])
         raise InstallError(
-            "the peers cannot be installed, and without them there is nothing to compare with "
-            f"(a network and a C++ compiler are needed):\n  {said}"
+            "the peers cannot be installed, so there is nothing to compare with "
+            f"(installing needs a network and a C++ compiler):\n  {said}"
         )

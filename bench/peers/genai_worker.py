@@ -1,7 +1,7 @@
-"""OpenVINO GenAI's continuous batching as a side: what its users call to serve several requests.
+"""OpenVINO GenAI's continuous batching as a side, as its users serve several requests.
 
-It runs in the peers' environment. Everything but the number of threads has its default: blocks of
-keys and values in int8, prompts split and fused with decoding, 256 tokens in a pass.
+It runs in the peers' environment. All settings but the number of threads are defaults: blocks of
+keys and values in int8, prompts split and fused with decoding, 256 tokens per pass.
 """
 
 import json
@@ -47,9 +47,9 @@ class GenAiSide(Side):
 
 
 def _write(model: Path, folder: Path) -> None:
-    """Make the folder that the pipeline loads.
+    """Write the folder that the pipeline loads.
 
-    The pipeline itself chooses the positions of logits, so the graph's input for them is removed.
+    The pipeline chooses the positions of logits itself, so the graph loses its input for them.
     """
     graph = ov.Core().read_model(model)
     (positions,) = (

@@ -1,7 +1,7 @@
-"""Has llama.cpp's own quantizer write a model as its users download it.
+"""Quantizes a model with llama.cpp, as in the files that its users download.
 
 It runs in the peers' environment: `python -m bench.peers.llama_model GGUF FOLDER TYPE...` writes
-FOLDER/TYPE.gguf. Which tensors get more bits than the type's name says is llama.cpp's choice.
+FOLDER/TYPE.gguf. llama.cpp chooses which tensors get more bits than the type's name says.
 """
 
 import sys
@@ -13,7 +13,7 @@ _THREADS = 2
 
 
 def quantize(source: Path, destination: Path, kind: str) -> None:
-    """Write `source` in another type, such as Q4_K_M."""
+    """Write the GGUF `source` to `destination` in type `kind`, such as Q4_K_M."""
     options = llama_cpp.llama_model_quantize_default_params()
     options.nthread = _THREADS
     options.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")

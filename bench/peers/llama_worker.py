@@ -1,9 +1,9 @@
-"""llama.cpp as a side of the comparison, through its C interface: no Python between the passes.
+"""llama.cpp as a side of the comparison, through its C interface, with no Python between passes.
 
-It runs in the peers' environment. Everything but the number of threads has its default: repacked
+It runs in the peers' environment. All settings but the number of threads are defaults: repacked
 weights, float16 keys and values, flash attention if llama.cpp chooses it, as it does on CPUs. These
 are its fastest settings. CPU milliseconds of one thread on an AMD EPYC with AVX512-VNNI, version
-0.3.36, 1 token, 8 tokens, 8 rows of 1 token, prompt of 192:
+0.3.36, for 1 token, 8 tokens, 8 rows of 1 token, and a prompt of 192:
 
 | file | defaults | no flash attention | no repacking |
 |---|---|---|---|
@@ -27,9 +27,8 @@ _MAX_BATCH = 2048
 class LlamaSide(Side):
     """A context with a sequence per row or request.
 
-    The prompts of requests at once are one batch. Then every pass has a token of each request. No
-    server schedules them: requests that arrive together need no scheduling, so this is llama.cpp's
-    least time.
+    The prompts of concurrent requests form one batch. Then every pass has one token of each
+    request. Requests that arrive together need no scheduling, so this is llama.cpp's minimum time.
     """
 
     def load(self, model: str, *, threads: int, rows: int, capacity: int) -> str:
@@ -97,12 +96,12 @@ class LlamaSide(Side):
             ends = np.arange(len(prompts))
 
     def _likeliest(self, index: int) -> int:
-        """The most likely token after one of the last batch's tokens."""
+        """The most likely token after one of the tokens of the last batch."""
         logits = llama_cpp.llama_get_logits_ith(self._context, index)
         return int(np.ctypeslib.as_array(logits, (self._vocab,)).argmax())
 
     def _prepare(self, parts: Sequence[tuple[int, Sequence[int]]], *, every: bool) -> Pass:
-        """Fill the batch with tokens of rows; logits for every token or each row's last one."""
+        """Fill the batch; logits are for every token, or for the last token of each row."""
         batch, count = self._batch, 0
         for row, ids in parts:
             for offset, token in enumerate(ids):

@@ -1,8 +1,7 @@
-"""What is compared: one random checkpoint in the kinds of weights that people run, and a real file.
+"""The compared models: one random checkpoint in the kinds of weights people run, and a real file.
 
-Every GGUF is what llama.cpp's own quantizer writes, and llama.cpp and we read the same file.
-OpenVINO has one model of the checkpoint: NNCF's int4. It is compared with our own int4, and with
-every GGUF of the checkpoint.
+llama.cpp's quantizer writes every GGUF, and llama.cpp and we read the same file. OpenVINO has one
+model of the checkpoint, NNCF's int4, which is compared with our int4 and with every GGUF.
 """
 
 import hashlib
@@ -25,7 +24,7 @@ from tests.models.convert.gguf.files import write_gguf
 _ROOT = Path(__file__).resolve().parents[2]
 OURS, LLAMA_CPP, OPENVINO = "specops", "llama.cpp", "OpenVINO"
 TYPES = ("Q4_0", "Q4_K_M", "IQ4_XS", "Q5_K_M")
-INT4 = "int4-128"  # our own export: OpenVINO's counterpart
+INT4 = "int4-128"  # our export, the counterpart of OpenVINO's
 _TINYLLAMA = partial(tinyllama_checkpoint, dtype="float16")
 _WRITERS = ("llama_model", "openvino_model")  # the modules that write the files
 
@@ -45,7 +44,7 @@ class Lineup(NamedTuple):
 
 
 def lineups(cache: Path) -> tuple[Path, list[Lineup]]:
-    """The peers' interpreter and all that is compared, made and converted where it is not."""
+    """The peers' interpreter and all compared models, made and converted unless they exist."""
     python = install(cache / "environment")
     files = peer_models(python, cache=cache)
     openvino = {OPENVINO: files[OPENVINO]}
@@ -65,12 +64,16 @@ def lineups(cache: Path) -> tuple[Path, list[Lineup]]:
 def peer_models(
     python: Path, write_checkpoint: Callable[[Path], object] = _TINYLLAMA, *, cache: Path
 ) -> dict[str, Path]:
-    """A GGUF of every type in `TYPES` and OpenVINO's model, by type and by `OPENVINO`.
+    """A GGUF of every type in `TYPES`, and OpenVINO's model under the key `OPENVINO`.
 
-    They are made at the first call, which takes some minutes, and 7 GB of disk for a while.
-    `write_checkpoint` writes the Llama checkpoint in float16.
+    The first call makes them, which takes minutes and 7 GB of disk for a while.
+
+    Args:
+        python: the peers' interpreter.
+        write_checkpoint: writes the Llama checkpoint in float16.
+        cache: keeps the files.
     """
-    # Changes with the weights, with the code that writes the files and with the peers' versions.
+    # Changes with the weights, the code that writes the files and the peers' versions.
     digest = hashlib.sha256("\n".join((digest_of_weights(), *PINNED, *TYPES)).encode())
     for writer in _WRITERS:
         digest.update((Path(__file__).parent / f"{writer}.py").read_bytes())
@@ -85,11 +88,11 @@ def peer_models(
     progress(f"writing the random checkpoint once more, for the peers, to {checkpoint}")
     part.mkdir(parents=True)
     write_checkpoint(checkpoint)
-    progress(f"having llama.cpp quantize it: {', '.join(TYPES)}")
+    progress(f"quantizing it with llama.cpp: {', '.join(TYPES)}")
     write_gguf(checkpoint, whole, lambda name: gguf.GGMLQuantizationType.F16)
     run_module(python, "llama_model", whole, part, *TYPES)
     whole.unlink()
-    progress("having NNCF quantize it")
+    progress("quantizing it with NNCF")
     run_module(python, "openvino_model", checkpoint, part / files[OPENVINO].name)
     shutil.rmtree(checkpoint)
     part.rename(home)
@@ -97,7 +100,12 @@ def peer_models(
 
 
 def run_module(python: Path, module: str, *arguments: Path | str) -> None:
-    """Run a module of this package in an environment.
+    """Run a module of this package in another environment.
+
+    Args:
+        python: the environment's interpreter.
+        module: name of the module.
+        arguments: its command line.
 
     Raises:
         BuildError: it failed; the message has its last output.

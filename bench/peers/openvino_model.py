@@ -1,13 +1,13 @@
-"""Writes a checkpoint as OpenVINO's users get theirs: a stateful graph, its weights in NNCF's int4.
+"""Writes a checkpoint as an OpenVINO model: a stateful graph with weights in NNCF's int4.
 
 It runs in the peers' environment:
 `python -m bench.peers.openvino_model CHECKPOINT MODEL_XML [TEXTS]`.
-The graph consists of OpenVINO's own operations in the form that optimum-intel exports and that
-openvino-genai loads: a stateful cache of keys and values with `beam_idx`, scaled dot-product
-attention, and logits for the positions in `logit_positions` only.
+The graph has the form that optimum-intel exports and openvino-genai loads: OpenVINO's operations, a
+stateful cache of keys and values with `beam_idx`, scaled dot-product attention, and logits only for
+the positions in `logit_positions`.
 NNCF rounds linear layers symmetrically in groups of 128 (ratio 1.0). With TEXTS, a JSON file with
-lists of token ids, it rounds them with its best settings: asymmetrically in groups of 32, with AWQ
-and scale estimation over these texts. It leaves embedding and head at 8 bits per row, as we do.
+lists of token ids, it uses its best settings: asymmetric in groups of 32, with AWQ and scale
+estimation over these texts. Embedding and head stay at 8 bits per row, like ours.
 """
 
 import json
@@ -35,7 +35,12 @@ def _whole(value: int | list[int]) -> Node:
 
 
 class Llama:
-    """Draws the graph, layer by layer."""
+    """Builds the graph, layer by layer.
+
+    Args:
+        config: the checkpoint's config.json.
+        read: returns a tensor of the checkpoint by name.
+    """
 
     def __init__(self, config: dict[str, Any], read: Callable[[str], Array]) -> None:
         self._read = read
@@ -70,7 +75,7 @@ class Llama:
         return ov.Model([result], self._sinks, inputs, "llama")
 
     def _visible(self) -> Node:
-        """[B, 1, S, T] 0 where a token may attend, a large negative number elsewhere."""
+        """[B, 1, S, T]: 0 where a token may attend, a large negative number elsewhere."""
         total = ops.gather(ops.shape_of(self._mask), _whole(1), _whole(0))
         first = ops.subtract(total, ops.squeeze(self._width, _whole(0)))
         keys = ops.range(_whole(0), total, _whole(1), "i64")
@@ -142,7 +147,7 @@ class Llama:
         return ops.add(ops.multiply(vectors, cosines), ops.multiply(turned, sines))
 
     def _kept(self, layer: int, part: str, new: Node) -> Node:
-        """Append to the layer's state and give every query head its copy."""
+        """Append to the layer's state and repeat it for every query head."""
         info = VariableInfo()
         info.data_shape = ov.PartialShape([-1, self._kv_heads, -1, self._head])
         info.data_type = ov.Type.f32
@@ -177,7 +182,7 @@ def inputs(text: list[int]) -> dict[str, Any]:
 
 
 def main(checkpoint: Path, destination: Path, texts: Path | None = None) -> None:
-    """Write the model's two files."""
+    """Write the model's two files; see the module's docstring."""
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     with safe_open(checkpoint / "model.safetensors", framework="np") as tensors:
         names = set(tensors.keys())

@@ -1,7 +1,7 @@
-"""OpenVINO's CPU plugin as a side of the comparison: what openvino-genai drives, pass by pass.
+"""OpenVINO's CPU plugin as a side of the comparison, pass by pass, as openvino-genai drives it.
 
-It runs in the peers' environment. Everything but the number of threads has its default: dynamic
-quantization of activations, keys and values in int8, the precision that the processor suggests.
+It runs in the peers' environment. All settings but the number of threads are defaults: dynamic
+quantization of activations, keys and values in int8, the processor's default precision.
 """
 
 from collections.abc import Sequence
@@ -24,13 +24,13 @@ class OpenVinoSide(Side):
         compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": threads})
         self._request = compiled.create_infer_request()
         self._vocab = compiled.output("logits").get_partial_shape()[2].get_length()
-        self._filled: list[npt.NDArray[Any]] = []  # keys and values of one row, state by state
+        self._filled: list[npt.NDArray[Any]] = []  # keys and values of one row, by state
         self._length = 0
         return f"openvino {ov.__version__.split('-')[0]}"
 
     def _hold(self, rows: int, length: int) -> None:
-        # The rows are copies of one computed row. A state that was set has no room to grow, so the
-        # first pass after it must not be timed.
+        # The rows are copies of one computed row. A state that was set has to be reallocated to
+        # grow, so the first pass after this must not be timed.
         if length and (not self._filled or self._filled[0].shape[2] < length):
             self._fill(length)
         self._request.reset_state()

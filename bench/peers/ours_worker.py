@@ -1,7 +1,7 @@
 """Our side of the comparison: the model runner that the service would load with `SPECOPS_*`.
 
-The side loads the whole engine and uses its model runner. So tiles, read-ahead, threads, KV cache
-and the number of tokens in a prompt's passes are the service's own.
+The side loads the whole engine and uses its model runner. So weight tiles, read-ahead, threads, KV
+cache and the size of a prompt's chunks are those of the service.
 """
 
 from collections.abc import Sequence
@@ -76,7 +76,7 @@ class OurSide(Side):
         if slot not in self._begun:
             self._begun.add(slot)
             self._cache.allocate(slot, [], share=False)
-        del self._held[slot][length:]  # no token is ever final: the next pass overwrites the rest
+        del self._held[slot][length:]  # no token is ever committed, so the next pass overwrites
 
     def _compute(self, slot: int, tokens: Sequence[int]) -> None:
         """Append tokens to a slot and keep the logits of the last one."""

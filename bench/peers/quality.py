@@ -1,10 +1,10 @@
-"""What all kinds of quantized weights cost in quality and in time, ours and those of others.
+"""Quality and speed of all kinds of quantized weights, ours and those of other engines.
 
-The reference is transformers in float32 on the same checkpoint; for a GGUF, on its weights as they
-are. It answers chat prompts, and every other side scores the same prompts and answers: KL is that
-of the next token's distribution from the reference's, in nats, over every position of the answers.
-Bits per byte are those that the model needs for held-out code. Times are taken afterwards, all
-sides in turns.
+The reference is transformers in float32 on the same checkpoint; for a GGUF, on its dequantized
+weights. It answers chat prompts, and every other side scores the same prompts and answers. KL is
+the divergence of the next token's distribution from the reference's, in nats, over every position
+of the answers. Bits per byte are measured on held-out code. Times are taken afterwards, all sides
+in turns.
 """
 
 import json
@@ -74,14 +74,14 @@ _PROMPTS = (
 
 
 class Text(NamedTuple):
-    """Tokens. Logits count from the token `first` on, which predicts the next one."""
+    """Tokens of a text. Logits count from the token `first` on."""
 
     tokens: list[int]
     first: int
 
 
 class Quality(NamedTuple):
-    """One kind of weights: nats, share of positions with the reference's first choice, bits."""
+    """One kind of weights: mean KL in nats, share of equal first choices, bits per byte."""
 
     kl: float
     agreement: float
@@ -92,7 +92,7 @@ def run(model: Path | None, plan: Plan, cache: Path) -> Outcome:
     """Measure a GGUF, or a checkpoint's folder, in all kinds of weights."""
     if model is None:
         raise ConfigError(
-            "quality takes a model: python -m bench quality MODEL, a GGUF or a folder"
+            "quality needs a model: python -m bench quality MODEL, a GGUF or a folder"
         )
     file = model if is_gguf(model) else None
     home = cache / f"quality-{model.resolve().stem}"
@@ -110,7 +110,7 @@ def run(model: Path | None, plan: Plan, cache: Path) -> Outcome:
 
 
 def stand_in(file: Path, folder: Path) -> Path:
-    """A GGUF's weights as a checkpoint in float32; the original weights are not known."""
+    """A GGUF's dequantized weights as a checkpoint in float32, since the original is unknown."""
     if (folder / "config.json").is_file():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -130,14 +130,14 @@ def stand_in(file: Path, folder: Path) -> Path:
 
 
 def _numbers(rows: GgufRows) -> NDArray[np.float32]:
-    """A matrix in float32, as llama.cpp's library reads the file's blocks."""
+    """A matrix in float32, dequantized by llama.cpp's library."""
     if not rows.has_blocks:
         return np.asarray(rows, np.float32)
     return gguf.dequantize(rows.blocks(), gguf.GGMLQuantizationType(rows.kind))
 
 
 def _sides(checkpoint: Path, file: Path | None, home: Path, python: Path) -> dict[str, SideProcess]:
-    """Every kind of weights, ready to be started; the others are compared with the first."""
+    """The processes of all kinds of weights; the others are compared with the first."""
     base = configured().settings
 
     def of(target: Path, quant: str) -> SideProcess:
@@ -153,16 +153,16 @@ def _sides(checkpoint: Path, file: Path | None, home: Path, python: Path) -> dic
 
 
 def _nncf(python: Path, checkpoint: Path, home: Path) -> Path:
-    """NNCF's model, calibrated with the samples that ours is calibrated with."""
+    """NNCF's model, calibrated with the same samples as ours."""
     file = home / "nncf.xml"
     if file.is_file():
         return file
     eight = prepare(checkpoint, "int8-32", name="quality", cache_dir=home, report=progress)
-    progress("having the model write the samples for NNCF")
+    progress("generating the samples for NNCF")
     texts = home / "texts.json"
     samples = draw_samples(eight.path, home, lambda done, total: None)
     texts.write_text(json.dumps(samples.tolist()), encoding="utf-8")
-    progress("having NNCF round it, with AWQ and scale estimation")
+    progress("quantizing it with NNCF, with AWQ and scale estimation")
     part = file.with_name("nncf.part.xml")
     run_module(python, "openvino_model", checkpoint, part, texts)
     part.with_suffix(".bin").rename(file.with_suffix(".bin"))
@@ -214,9 +214,14 @@ def _scored(
 def quality(
     expected: Path, found: Path, texts: Sequence[Text], answers: int, nbytes: int
 ) -> Quality:
-    """Compare two files of logits. The first `answers` texts are answers, the others documents.
+    """Compare two files of logits.
 
-    `nbytes` is the size of all documents.
+    Args:
+        expected: the reference's logits.
+        found: a side's logits.
+        texts: first answers, then documents.
+        answers: number of answers.
+        nbytes: size of all documents in bytes.
     """
     positions = [len(text.tokens) - text.first for text in texts]
     whole = [np.memmap(file, np.float32, "r") for file in (expected, found)]
@@ -248,7 +253,7 @@ def outcome(title: str, found: Mapping[str, Quality], measured: Measured) -> Out
     columns = ("weights", "mean KL", "same first choice", "bits per byte", "ms per token")
     notes = [
         "KL to transformers' float32 of the same weights, in nats, over answers to chat prompts",
-        f"{NNCF}: asymmetric, AWQ and scale estimation, over the text that ours is rounded over",
+        f"{NNCF}: asymmetric, AWQ and scale estimation, calibrated with the same text as ours",
         *(f"{name}: {text}" for name, text in measured.runs_on.items() if OURS not in name),
     ]
     if LLAMA_CPP in found:

@@ -1,4 +1,4 @@
-"""transformers in float32: the reference that all kinds of weights are compared with."""
+"""transformers in float32 as a side: the reference for all kinds of weights."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from bench.tools.worker import serve
 
 
 class ReferenceSide(Side):
-    """A checkpoint as its authors run it. An answer ends where the model ends it."""
+    """A checkpoint as its authors run it. Answers end where the model ends them."""
 
     def load(self, model: str, *, threads: int, rows: int, capacity: int) -> str:
         """See `Side`."""

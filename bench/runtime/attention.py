@@ -1,4 +1,4 @@
-"""Attention's milliseconds in a pass, by past and rows: caches of two checkouts, in turns."""
+"""Times attention in a pass by past and rows, with the caches of two checkouts, in turns."""
 
 import contextlib
 import sys
@@ -15,14 +15,14 @@ from bench.tools.worker import Worker
 from specops.runtime.kernels import BLOCK_TOKENS, NAMES, block_bytes
 from specops.system.cpus import available_threads
 
-SHAPES = {  # layers, heads, heads of the cache, size
+SHAPES = {  # layers, heads, key-value heads, head size
     "SmolLM2-135M": (30, 9, 3, 64),
     "Qwen3-0.6B": (28, 16, 8, 128),
     "TinyLlama": (22, 32, 4, 64),
     "Phi-3": (32, 32, 32, 96),
     "Gemma 3 270M": (18, 4, 1, 256),
 }
-ROWS = {  # requests, tokens of each, whether their texts begin alike
+ROWS = {  # requests, tokens of each, whether they share a prefix
     "1 token": (1, 1, False),
     "4 tokens": (1, 4, False),
     "8 requests": (8, 1, False),
@@ -36,11 +36,11 @@ _SIDES = ((OTHER, "fp16"), (OTHER, "int8"), (OURS, "int8"))
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which pasts are measured, in how many rounds."""
+    """How much is measured."""
 
-    pasts: tuple[int, ...]
+    pasts: tuple[int, ...]  # numbers of cached tokens
     rounds: int
-    passes: int  # of a side in a round; its time is their median
+    passes: int  # per side and round; their median counts
 
 
 FULL, QUICK = Plan((500, 2000, 4000, 7000), 5, 5), Plan((500,), 1, 1)
@@ -48,14 +48,14 @@ FULL, QUICK = Plan((500, 2000, 4000, 7000), 5, 5), Plan((500,), 1, 1)
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One checkout's kernels over one type of cache."""
+    """One checkout's kernels with one type of cache."""
 
     worker: Worker
     asked: dict[str, str]
 
     @property
     def pid(self) -> int:
-        """The worker's process, which other sides of the same checkout share."""
+        """The worker's process id; sides of the same checkout share it."""
         return self.worker.pid
 
     def ask(self, **values: int) -> Any:
@@ -64,7 +64,13 @@ class _Side:
 
 
 def run(shapes: Sequence[str], other: Path, plan: Plan) -> Outcome:
-    """Measure each shape with both checkouts' kernels."""
+    """Measure each shape with the kernels of both checkouts.
+
+    Args:
+        shapes: keys of `SHAPES`.
+        other: the other checkout.
+        plan: how much to measure.
+    """
     commands = {OURS: sys.executable, OTHER: interpreter_of(other)}
     names = ("layers", "heads", "kv_heads", "size")
     tables, result = [], {}
@@ -123,9 +129,9 @@ def _table(shape: str, turns: Turns, plan: Plan, bandwidth: float) -> Table:
     columns = ["kernels", "rows", *columns, "int8 of fp16's time", "int8 of int8's time"]
     columns.append("of its bytes' time")
     notes = (
-        "all layers' attention in a pass; medians; ratios round by round",
+        "attention of all layers in a pass; medians; ratios round by round",
         f"bytes' time: the int8 cache's bytes at {bandwidth / 1e9:.1f} GB/s, read by all cores; "
-        "part of a small cache stays in the processor's",
+        "a small cache partly stays in the processor's caches",
         turns.note,
     )
     return Table(f"Attention: {shape}", columns, rows, notes)

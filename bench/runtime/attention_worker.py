@@ -1,6 +1,6 @@
-"""Nodes of attention alone, one for each layer, timed in a process of one checkout's interpreter.
+"""Times a graph of attention nodes, one per layer, in a process with one checkout's interpreter.
 
-So this file uses only parts of the project that have been the same in every version.
+So this file uses only parts of the project that are the same in every version.
 """
 
 import time
@@ -13,14 +13,14 @@ from specops.runtime import kernels
 from specops.runtime.session import Session, load, plain_options, share_threads
 
 WHOLE = ("spans", "block_tables", "cache")
-_MAX_BYTES = 3 << 30  # of a cache: of large shapes only some layers are computed
+_MAX_BYTES = 3 << 30  # of a cache: with large shapes only some layers are computed
 
 
 class Passes:
-    """Answers with seconds."""
+    """Times passes; see `bench.tools.worker`."""
 
     def load(self, threads: int, *, layers: int, heads: int, kv_heads: int, size: int) -> None:
-        """Take a model's shape."""
+        """Set the number of threads and the model's shape."""
         share_threads(threads)
         self._heads, self._layer, self._layers = heads, (kv_heads, size), layers
         self._pool = np.full(_MAX_BYTES, 0x3C, np.uint8)
@@ -37,9 +37,16 @@ class Passes:
         shared: bool,
         count: int,
     ) -> list[float]:
-        """Seconds that all layers take in each pass of so many tokens of each request.
+        """Seconds of all layers in each pass.
 
-        Requests may share all blocks before their own tokens.
+        Args:
+            kernel: name of the kernels.
+            dtype: element type of the cache.
+            past: cached tokens of each request.
+            requests: number of requests.
+            tokens: tokens of each request in a pass.
+            shared: whether the requests share all whole blocks of the past.
+            count: number of timed passes.
         """
         blocks = -(-(past + tokens) // kernels.BLOCK_TOKENS)
         one = kernels.block_bytes([self._layer], dtype)
@@ -66,7 +73,7 @@ class Passes:
         return seconds[1:]
 
     def bandwidth(self) -> float:
-        """Bytes that all cores read from memory in a second."""
+        """Bytes per second that all cores together read from memory."""
         numbers, seconds = self._pool.view(np.float32), []
         for _ in range(3):
             start = time.perf_counter()

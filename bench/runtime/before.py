@@ -1,8 +1,8 @@
-"""This checkout against another one, such as the commit before a change: same steps, in turns.
+"""Compares this checkout with another, such as the commit before a change: same steps, in turns.
 
-Each side is a process with its own checkout's interpreter, so old and new code share only
-`before_worker`, which calls the engine and its scheduler. Both run at once and take turns, case by
-case: one computes while the other is idle. Ratios are taken round by round.
+Each side is a process with its checkout's interpreter, so old and new code share only
+`before_worker`, which calls the engine and its scheduler. Both are loaded at once and take turns,
+case by case: one computes while the other is idle. Ratios are computed round by round.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from specops.config import ConfigError
 
 OURS, OTHER = "this checkout", "the other"
 _SLOTS, _CONTEXT = 8, 1024
-_LEAST = 0.98  # times as fast as the other: what the machine's noise leaves of "no slower"
+_LEAST = 0.98  # times as fast as the other: "no slower", within the machine's noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,11 @@ class Plan:
 
     loads: int
     rounds: int
-    steps: int  # of a side in a round; its time is their median
+    steps: int  # per side and round; their median counts
     mixed_seconds: float
 
     def cases(self) -> list[Case]:
-        """Steps, a prompt, and prompts beside streams."""
+        """Steps, a prompt, and prompts next to streams."""
 
         def steps(title: str, streams: int, draft_tokens: int = 0) -> Case:
             asked = {"streams": streams, "draft_tokens": draft_tokens, "steps": self.steps}
@@ -57,7 +57,7 @@ QUICK = Plan(loads=1, rounds=1, steps=2, mixed_seconds=0.5)
 
 
 def run(models: Sequence[BenchModel], other: Path, plan: Plan) -> Outcome:
-    """Measure both checkouts with every model."""
+    """Measure both checkouts with every model; see `Plan`."""
     commands = {OURS: sys.executable, OTHER: interpreter_of(other)}
     found: dict[str, Turns] = {}
     for model in models:
@@ -73,7 +73,7 @@ def interpreter_of(other: Path) -> str:
     """The interpreter of another checkout's environment.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: the checkout has no environment.
     """
     interpreter = other / ".venv" / "bin" / "python"
     if not interpreter.is_file():
@@ -90,9 +90,9 @@ def _started(model: BenchModel, commands: Mapping[str, str]) -> Iterator[dict[st
     with contextlib.ExitStack() as stack:
         workers = {}
         for number, (side, python) in enumerate(commands.items()):
-            cache = settings.cache_dir / f"before-{number}"  # weight tiles and costs of each side
+            cache = settings.cache_dir / f"before-{number}"  # each side's weight tiles and costs
             if cache.is_dir():
-                evict(cache)  # where weights lie in memory must not favour one side
+                evict(cache)  # the place of weights in memory must not favour one side
             command = (python, "-m", "bench.runtime.before_worker")
             workers[side] = stack.enter_context(Worker(side, command))
             workers[side].ask("load", settings={**own, "cache_dir": str(cache)})
@@ -115,11 +115,11 @@ def outcome(found: Mapping[str, Turns], other: Path, plan: Plan) -> Outcome:
         columns = ("step", f"{OTHER}, ms", f"{OURS}, ms", "share of its time", "times as fast")
         notes = (
             f"{plan.loads} starts, {plan.rounds} rounds, {plan.steps} steps each: whole steps of "
-            "the scheduler behind prompts of 200 tokens; a prompt from its arrival to its first "
+            "the scheduler after prompts of 200 tokens; a prompt from its arrival to its first "
             f"token; prompts that arrive one after the other for {plan.mixed_seconds:g} s in every "
             "third round; medians with quartiles, ratios round by round",
             turns.note,
-            "tokens of a request beyond the first are draft tokens that it verifies and rejects",
+            "a request's tokens beyond the first are draft tokens, which it rejects",
         )
         tables.append(Table(f"Steps against another checkout: {title}", columns, rows, notes))
     milliseconds = {title: turns.ms for title, turns in found.items()}

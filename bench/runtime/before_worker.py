@@ -1,7 +1,7 @@
-"""One checkout's engine in a process of its own, timed step by step.
+"""Times one checkout's engine step by step, in a separate process.
 
 The interpreter decides which checkout's `specops` is measured. So this file uses only parts of the
-project that have been the same in every version: `Engine.load`, `scheduler.add`, `scheduler.step`.
+project that are the same in every version: `Engine.load`, `scheduler.add`, `scheduler.step`.
 """
 
 import time
@@ -19,27 +19,27 @@ from specops.engine.engine import Engine
 from specops.request import GenerationRequest
 from specops.speculation.drafters.base import Draft, LookupDrafter
 
-_PAST = 200  # tokens of a prompt before steps are timed
+_PAST = 200  # tokens of the prompts before timed steps
 _WARM_STEPS = 3
 
 
 class Wrong(LookupDrafter):
-    """Proposes as many draft tokens as it may, hardly ever the right ones."""
+    """Proposes the maximum number of draft tokens, hardly ever the right ones."""
 
     name = "wrong"
 
     def look_up(self, asked: Any, *before: Any) -> Any:
-        """Propose tokens that follow from the last one."""
+        """Propose tokens derived from the last one."""
         tokens, count, *_ = before or (asked.text, asked.max_draft)  # a slot first, until 0.1
         found = tuple((tokens[-1] + 7 * place) % 300 for place in range(1, count + 1))
         return Draft(found) if before else found
 
 
 class Steps:
-    """Answers with seconds."""
+    """Times an engine's steps; see `bench.tools.worker`."""
 
     def load(self, settings: Mapping[str, Any]) -> None:
-        """Load the engine. Settings that this checkout does not have are left out."""
+        """Load the engine. Settings that this checkout does not have are ignored."""
         names = {item.name for item in fields(Settings)}
         values = {
             name: Path(value) if name.endswith("_dir") else value
@@ -58,7 +58,13 @@ class Steps:
         return self.engine.info.weight_bytes
 
     def steps(self, streams: int, draft_tokens: int, steps: int) -> list[float]:
-        """Seconds of each step in which the streams decode, or verify so many draft tokens."""
+        """Seconds of each step in which the streams decode.
+
+        Args:
+            streams: number of requests.
+            draft_tokens: draft tokens that each request verifies in a step.
+            steps: number of timed steps.
+        """
         self._fill(streams, 4 * (steps + _WARM_STEPS) + 64, draft_tokens)
         seconds = []
         for _ in range(_WARM_STEPS + steps):
@@ -77,9 +83,12 @@ class Steps:
         return [time.perf_counter() - start]
 
     def mixed(self, streams: int, tokens: int, seconds: float) -> list[float]:
-        """Seconds by token of prompts that arrive one after the other, and of streams beside them.
+        """Seconds per token while prompts arrive one after the other, next to streams.
 
-        It ends with the first prompt that is done after so many seconds.
+        Args:
+            streams: number of requests that decode.
+            tokens: tokens of a prompt.
+            seconds: the measurement ends with the first prompt that is done after this time.
         """
         context = self.engine.info.context
         running = self._fill(streams, context)
@@ -118,7 +127,7 @@ class Steps:
         return str(number)
 
     def _fill(self, streams: int, output: int, draft_tokens: int = 0) -> set[str]:
-        """Start streams and run until each has its first token; returns their ids."""
+        """Start streams, run until each has its first token, and return their ids."""
         running = {self._add(_PAST, output, draft_tokens) for _ in range(streams)}
         begun: set[str] = set()
         while begun < running:

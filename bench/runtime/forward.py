@@ -1,7 +1,7 @@
-"""A text's logits from the engine's own model runner, and the distance between two models' logits.
+"""Logits of a text from the engine's model runner, and the divergence between two models' logits.
 
-Quality is measured with the logits of every token of a text. They do not depend on how the text is
-cut into passes, so these are the logits that the service would sample from.
+Measuring quality takes the logits of every token of a text. They do not depend on how the text is
+cut into passes, so the service would sample from the same logits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,13 +18,13 @@ Logs = npt.NDArray[np.float64]
 
 
 def passes(runner: ModelRunner, tokens: Sequence[int]) -> Iterator[Logits]:
-    """Logits of a text's tokens [S, V] in slot 0, pass by pass. Each is valid until the next one.
+    """Yield logits [S, V] of a text's tokens, computed in slot 0, valid until the next pass.
 
     Raises:
         ValueError: the cache is too small for the text.
     """
     cache, most = runner.cache, runner.max_tokens
-    cache.allocate(0, tokens, share=False)  # a cached beginning has no logits
+    cache.allocate(0, tokens, share=False)  # a cached prefix has no logits
     for start in range(0, len(tokens), most):
         part = tokens[start : start + most]
         if not cache.reserve(0, start + len(part)):
@@ -37,7 +37,7 @@ def passes(runner: ModelRunner, tokens: Sequence[int]) -> Iterator[Logits]:
 
 
 class Divergence(NamedTuple):
-    """For each position: KL in nats, and whether the most likely token is another one."""
+    """For each position: KL in nats, and whether the most likely token differs."""
 
     kl: npt.NDArray[np.float64]  # [S]
     flipped: npt.NDArray[np.bool_]  # [S]
@@ -50,7 +50,7 @@ def divergence(p: Logs, q: Logs) -> Divergence:
 
 
 def log_softmax(logits: Logits) -> Logs:
-    """[S, V] in double precision."""
+    """Log-probabilities [S, V] in double precision, from logits [S, V]."""
     shifted = logits.astype(np.float64)
     shifted -= shifted.max(-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True))

@@ -1,12 +1,12 @@
-"""Checks and times every kernel of products that this processor can run, in one table.
+"""Checks and times every matrix product kernel that this processor can run, in one table.
 
 All kernels must compute the same bits; the exit status is 1 if they do not. A machine needs only
 this project's wheel and this file:
 
     pip install dist/specops-*.whl && python bench/runtime/kernel_times.py --threads 1
 
-Each time is the least of some rounds, in turns, of eight products one after another, whose weights
-do not fit into a core's own cache.
+Each time is the minimum over some rounds, in turns, of eight consecutive products, whose weights do
+not fit into a core's private cache.
 """
 
 import argparse
@@ -23,11 +23,11 @@ from specops.runtime.session import Session, load, plain_options, share_threads
 from specops.system.cpus import available_threads
 
 COLUMNS, DEPTH, PRODUCTS = 2048, 2048, 8
-HALVES = {WeightType.Q4_K: (0, 2), WeightType.Q6_K: (208,)}  # places of float16 in a block of 256
+HALVES = {WeightType.Q4_K: (0, 2), WeightType.Q6_K: (208,)}  # offsets of float16 in a block of 256
 
 
 def tiles(random: np.random.Generator, name: str) -> tuple[WeightType, npt.NDArray[np.uint8], int]:
-    """Random weights: their type, tiles and block."""
+    """Random weights: their type, tiles and block size."""
     if name.startswith("INT"):
         bits, block = int(name[3]), 128 if name[3] == "4" else 32
         shape = (COLUMNS, DEPTH // block, block * bits // 8)
@@ -43,7 +43,7 @@ def tiles(random: np.random.Generator, name: str) -> tuple[WeightType, npt.NDArr
 
 
 def opened(weights: tuple[WeightType, npt.NDArray[np.uint8], int]) -> Session:
-    """A session with the kernels in force."""
+    """A session of products that uses the current kernels."""
     type, packed, block = weights
     names = [f"y{index}" for index in range(PRODUCTS)]
     fixed = {"K": DEPTH, "N": [COLUMNS], "types": [int(type)], "block_size": block}
@@ -77,7 +77,7 @@ def main() -> int:
     print(f"|---|---:|{'---:|' * len(kernels.NAMES)}")
     for kind in ("INT4", "INT8", "Q4_K", "Q6_K"):
         weights, sessions = tiles(random, kind), {}
-        for name in kernels.NAMES:  # a session keeps the kernels that were in force
+        for name in kernels.NAMES:  # a session keeps the kernels with which it was opened
             kernels.force(name)
             sessions[name] = opened(weights)
         for rows in options.rows:

@@ -1,8 +1,8 @@
-"""Where the time of a forward pass goes, operator by operator, from ONNX Runtime's own profile.
+"""Splits the time of a forward pass by operator, from ONNX Runtime's profile.
 
-Weights should stream at the memory's speed. Everything but products with weights and attention is
-the graph's overhead. Shares are of the time inside kernels, which the profiler adds up. The time of
-a whole pass is taken in a session without the profiler, because profiling itself takes time.
+Weights should stream at the speed of memory. Everything but products with weights and attention is
+overhead of the graph. Shares are of the time inside kernels, which the profiler sums up. The time
+of a whole pass comes from a session without the profiler, because profiling takes time.
 """
 
 import json
@@ -37,7 +37,7 @@ _GROUPS = {
     **dict.fromkeys(("QuickGelu", "FastGelu", "Relu", "Mul"), "activation"),
 }
 GROUPS = ("weights", "attention", "norms", "activation", "rest")
-PASSES = {  # requests in the pass, tokens of each, number of its last tokens that need logits
+PASSES = {  # requests in the pass, tokens of each, how many of them need logits
     "1 token": (1, 1, 1),
     "2 tokens": (1, 2, 2),
     "4 tokens": (1, 4, 4),
@@ -50,25 +50,25 @@ FULL, QUICK = 10, 1  # rounds
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One kind of pass: its milliseconds, and those of each operator's kernels."""
+    """One kind of pass: its milliseconds in all, and by operator."""
 
     name: str
     milliseconds: float
     kernels: dict[str, float]
 
     def share(self, group: str) -> float:
-        """A group's part of the kernels' time."""
+        """A group's share of the time in kernels."""
         found = sum(ms for op, ms in self.kernels.items() if _GROUPS.get(op, "rest") == group)
         return found / sum(self.kernels.values())
 
     @property
     def overhead(self) -> float:
-        """The part of everything but products with weights and attention."""
+        """The share of everything but products with weights and attention."""
         return 1 - self.share("weights") - self.share("attention")
 
 
 def run(model: BenchModel, rounds: int) -> Outcome:
-    """Profile every kind of pass `rounds` times; the pass before them is not counted."""
+    """Profile every kind of pass `rounds` times, after one that does not count."""
     session.share_threads(model.settings.threads or available_threads())
     folder = model.folder()
     name = f"{folder.name}-{folder.quant}"
@@ -118,7 +118,7 @@ def _runner(opened: ort.InferenceSession, model: BenchModel) -> ModelRunner:
 
 
 def _timed(runner: ModelRunner, name: str, rounds: int) -> list[float]:
-    """Seconds of each pass. The caches stay as long as they were."""
+    """Seconds of each pass. No tokens are committed, so all passes have the same past."""
     requests, count, logits = PASSES[name]
     tokens = [index * 7919 % runner.vocab_size for index in range(count)]
     seconds = []

@@ -1,4 +1,4 @@
-"""Clients of the replicas: they send a plan's requests, and time the way through the gateway."""
+"""Clients of the replicas: they send the traffic, and time the way through the gateway."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from bench.tools.quiet import cpu_seconds
 from bench.tools.report import Summary
 
 _WARM = 20
-# `/tokenize` needs next to nothing; a prompt takes the way by its key.
+# `/tokenize` costs next to nothing; a prompt is routed by its key.
 PROBES: Mapping[str, Ask] = {
     "/tokenize": Ask("/tokenize", {"content": "def add(a, b):"}),
     "/generate, one token": Ask(
@@ -25,7 +25,7 @@ PROBES: Mapping[str, Ask] = {
 
 @dataclass(slots=True)
 class Seen:
-    """What the clients saw.
+    """The clients' measurements.
 
     Attributes:
         seconds: from sending a request to the end of its answer.
@@ -39,12 +39,12 @@ class Seen:
 
 
 def send(port: int, plan: Sequence[Sequence[Talk]], seconds: float = 0.0) -> Seen:
-    """Send all requests; each client sends its own one after the other.
+    """Send all requests; each client sends its requests one after the other.
 
     Args:
-        port: the port of the gateway.
+        port: the gateway's port.
         plan: each client's talks.
-        seconds: a client's talks are spread evenly over this time, if answers come in time.
+        seconds: time over which a client's talks are spread evenly; 0: as fast as possible.
 
     Raises:
         ServerError: an answer was neither complete nor a refusal.
@@ -73,19 +73,19 @@ def _client(
                 continue
             prompt += (
                 answer.checked().events[-1]["generated_text"] + "\n"
-            )  # the last event has all of it
+            )  # the last event has the whole text
             seen.seconds.append(answer.seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What the gateway adds to one kind of request; seconds.
+    """The gateway's cost for one kind of request, in seconds.
 
     Attributes:
-        direct: of a request that goes straight to the replica.
-        through: of a request through the gateway.
-        added: through the gateway less directly, turn by turn.
-        processor: Envoy's processor time for one request.
+        direct: a request sent directly to the replica.
+        through: a request sent through the gateway.
+        added: the difference, turn by turn.
+        processor: Envoy's CPU time per request.
     """
 
     direct: Summary
@@ -95,7 +95,7 @@ class Cost:
 
 
 def cost(running: Fleet, turns: int) -> dict[str, Cost]:
-    """Ask the only replica directly and through the gateway in turns, over open connections."""
+    """Ask the only replica directly and through the gateway, in turns, over open connections."""
     return {name: asyncio.run(_cost(running, ask, turns)) for name, ask in PROBES.items()}
 
 

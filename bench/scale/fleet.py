@@ -1,4 +1,4 @@
-"""Replicas of the service behind the real gateway, each on processors of its own."""
+"""Starts replicas of the service behind the real gateway, pinned to separate processors."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ class Fleet:
     Attributes:
         ports: ports of the replicas, in order.
         port: port of the gateway.
-        envoy: process id of Envoy itself, not of the program that runs it.
+        envoy: process id of Envoy, not of the program that runs it.
         output: the gateway's log.
     """
 
@@ -39,18 +39,18 @@ class Fleet:
     output: Path
 
     def figures(self, name: str) -> list[float]:
-        """A counter of every replica, over all its labels."""
+        """A counter of every replica, summed over its labels."""
         return [asyncio.run(metric(port, name)) for port in self.ports]
 
     def log(self) -> list[dict[str, Any]]:
-        """The access log, which is complete after the gateway has ended."""
+        """The access log, complete once the gateway has ended."""
         lines = self.output.read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Processors of the clients, which share the first one with the gateway, and of replicas."""
+    """Processors of the clients, who share the first one with the gateway, and of the replicas."""
 
     clients: frozenset[int]
     replicas: tuple[frozenset[int], ...]
@@ -64,7 +64,7 @@ class Cores:
 def cores(most: int) -> Cores:
     """Equal parts for `most` replicas if there are enough processors, else one part for all.
 
-    A replica has the same part however many of them run.
+    A replica has the same part regardless of how many run.
     """
     first, *others = sorted(os.sched_getaffinity(0))
     others = others or [first]
@@ -75,7 +75,14 @@ def cores(most: int) -> Cores:
 
 @contextmanager
 def fleet(settings: Settings, size: int, pinned: Cores, folder: Path) -> Iterator[Fleet]:
-    """Start `size` replicas and the gateway, whose log goes to `folder`; end them all."""
+    """Run replicas and the gateway during the block.
+
+    Args:
+        settings: settings of the replicas.
+        size: number of replicas.
+        pinned: their processors.
+        folder: receives the gateway's state and log.
+    """
     with ExitStack() as stack:
         ports = []
         for part in pinned.replicas[:size]:
@@ -128,7 +135,7 @@ def _wait(
             )
         with suppress(OSError, LookupError):  # it does not listen yet, or has no figures yet
             healthy = asyncio.run(metric(figures, name, "/stats/prometheus"))
-            if healthy >= 2 * size + 1 and ready(listen):  # of two clusters, and its own
+            if healthy >= 2 * size + 1 and ready(listen):  # in two clusters, and the gateway's own
                 return
-        time.sleep(_POLL_SECONDS)  # between two looks at the condition
+        time.sleep(_POLL_SECONDS)  # between two checks of the condition
     raise ServerError(f"the gateway found no {size} replicas in {_START_SECONDS:g} s")

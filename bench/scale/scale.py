@@ -1,8 +1,8 @@
-"""One, two and three replicas behind the gateway, with the same traffic: what is gained and kept.
+"""Sends the same traffic to one, two and three replicas behind the gateway.
 
 Each replica has its own prefix cache. If a gateway sent requests to any replica, every replica
-would compute every conversation again. If it sent them by key alone, one replica would be full
-while others idle. This benchmark shows whether the gateway avoids both, and what it costs itself.
+would compute every conversation again. If it routed them by key alone, one replica would be full
+while others idle. This benchmark shows whether the gateway avoids both, and what it costs.
 """
 
 import os
@@ -21,8 +21,8 @@ from bench.scale.traffic import OUTPUT, PREAMBLES, requests, talks
 from bench.tools.quiet import cpu_seconds
 from bench.tools.report import Outcome, Table, Target, progress
 
-MIN_HITS = 0.9  # of a single replica's share of prompt tokens from prefix caches
-MAX_LOAD = 1.5  # the busiest replica's requests over the mean
+MIN_HITS = 0.9  # cached share of prompt tokens, relative to a single replica's
+MAX_LOAD = 1.5  # requests of the busiest replica over the mean
 MAX_ADDED, MAX_CORE = 1.0, 0.05  # milliseconds at the median, share of a core
 _GENERATING = "/generate"
 
@@ -31,7 +31,8 @@ _GENERATING = "/generate"
 class Plan:
     """How much is measured: `rounds` of talks by each of `clients`, at every number of replicas.
 
-    Requests come as fast as they are answered, and to the most replicas once more over `seconds`.
+    Requests come as fast as they are answered. The largest number of replicas gets them once more,
+    spread over `seconds`. `turns` measure the gateway's cost.
     """
 
     clients: int
@@ -52,10 +53,11 @@ class Run:
     Attributes:
         seconds: from the first request to the last answer.
         requests: number of requests that each replica answered.
-        cached: share of prompt tokens that came from prefix caches.
+        tokens_per_second: generated tokens per second of all replicas.
+        cached: share of prompt tokens from prefix caches.
         p50, p95: quantiles of a request's seconds.
         refused: number of answers with status 429.
-        gateway: Envoy's processor seconds per second.
+        gateway: Envoy's CPU seconds per second.
         retried: number of requests that the gateway sent to more than one replica.
     """
 
@@ -71,7 +73,7 @@ class Run:
 
     @property
     def busiest(self) -> float:
-        """The most requests of a replica over the mean."""
+        """Requests of the busiest replica over the mean."""
         return max(self.requests) * len(self.requests) / sum(self.requests)
 
 
@@ -80,10 +82,11 @@ class Measured:
     """All results.
 
     Attributes:
+        plan: how much was measured.
         shared: whether replicas share one processor.
         runs: a run for each number of replicas.
-        paced: the run over the plan's seconds.
-        costs: what the gateway adds, by kind of request.
+        paced: the run spread over the plan's seconds.
+        costs: the gateway's cost, by kind of request.
     """
 
     plan: Plan
@@ -98,7 +101,7 @@ def run(model: BenchModel, plan: Plan) -> Outcome:
     settings = replace(model.settings, prefix_cache="client")  # as served
     most = max(plan.replicas)
     pinned = cores(most)
-    model.folder()  # prepares the weights before anything is timed
+    model.folder()  # prepare the weights before timing anything
     runs, costs = [], dict[str, Cost]()
     with _pinned(pinned):
         for size, seconds in (*((size, 0.0) for size in plan.replicas), (most, plan.seconds)):
@@ -115,7 +118,7 @@ def run(model: BenchModel, plan: Plan) -> Outcome:
 
 @contextmanager
 def _pinned(pinned: Cores) -> Iterator[None]:
-    """Keep this process, which has the clients, on their part of the processors."""
+    """Pin this process, which runs the clients, to their processors."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, pinned.clients)
     try:
@@ -149,7 +152,7 @@ def _measure(running: Fleet, plan: Plan, seconds: float) -> Run:
 
 
 def _logged(found: Run, ended: Fleet) -> Run:
-    """The run with what the gateway's log says of it; its last rows are the traffic."""
+    """The run, completed from the last rows of the gateway's log."""
     rows = [row for row in ended.log() if row["path"] == _GENERATING]
     retried = sum(int(row["tried"]) > 1 for row in rows[-sum(found.requests) :])
     return replace(found, retried=retried)
@@ -178,16 +181,16 @@ def _replicas(title: str, measured: Measured) -> Table:
     ]  # fmt: skip
     count = requests(talks(plan.clients, plan.rounds))
     notes = (
-        f"{count} requests of {plan.clients} clients, the same for every row, each client's one "
-        f"after the other, {OUTPUT} tokens each, half of them streamed: conversations of four "
-        f"turns with X-Session-ID, and two questions without between two of them; all begin with "
-        f"one of {PREAMBLES} preambles",
-        f"as fast as they are answered, in the last row over {plan.seconds:g} seconds",
-        "each replica has one thread, and all share one processor: more of them bring no more "
-        "tokens here; clients and the gateway have the other one"
+        f"{count} requests from {plan.clients} clients, the same for every row, one at a time per "
+        f"client, {OUTPUT} tokens each, half of them streamed: conversations of four turns with "
+        f"X-Session-ID, and two questions without it between conversations; all begin with one of "
+        f"{PREAMBLES} preambles",
+        f"as fast as they are answered, in the last row spread over {plan.seconds:g} seconds",
+        "each replica has one thread, and all share one processor, so more of them bring no more "
+        "tokens here; clients and the gateway have the other processor"
         if measured.shared
-        else "each replica has as many processors of its own in every row; clients and the gateway "
-        "have one more",
+        else "each replica has the same number of its own processors in every row; clients and the "
+        "gateway have one more",
         "from caches: share of prompt tokens",
     )
     return Table(f"Replicas behind the gateway: {title}", columns, rows, notes)
@@ -200,8 +203,8 @@ def _costs(measured: Measured) -> Table:
         for name, item in measured.costs.items()
     ]  # fmt: skip
     note = f"{measured.plan.turns} turns, one client: directly, then through the gateway"
-    columns = ("request", "directly, ms", "through, ms", "added, ms", "gateway's processor, µs")
-    return Table("What the gateway adds to a request", columns, rows, (note,))
+    columns = ("request", "directly, ms", "through, ms", "added, ms", "gateway's CPU time, µs")
+    return Table("The gateway's cost per request", columns, rows, (note,))
 
 
 def _targets(measured: Measured) -> list[Target]:

@@ -1,7 +1,7 @@
-"""The clients' requests: conversations with sessions, and single questions after a preamble.
+"""Makes the clients' requests: conversations with sessions, and single questions.
 
-The same traffic goes to one, two and three replicas, request for request. Every prompt begins with
-one of a few preambles, like the prompts of an application's users.
+One, two and three replicas get the same requests. Every prompt begins with one of a few preambles,
+like the prompts of an application's users.
 """
 
 import random
@@ -13,16 +13,16 @@ from bench.prompts import code
 
 PREAMBLES = 4
 OUTPUT = 24  # tokens of every answer
-_PREAMBLE_BYTES = 640  # longer than the gateway's key: one preamble has one key
+_PREAMBLE_BYTES = 640  # longer than the gateway's key: a preamble determines the key
 _QUESTION_LINES = 4
-_TURNS, _SINGLES = 4, 2  # of a conversation; questions without a session between two of them
+_TURNS, _SINGLES = 4, 2  # turns per conversation; single questions between conversations
 
 
 @dataclass(frozen=True, slots=True)
 class Talk:
     """A conversation with a session, or a single question without one.
 
-    Every question is sent with the conversation before it.
+    Each question is sent together with the conversation so far.
     """
 
     session: str | None
@@ -54,7 +54,7 @@ def _of_client(
 
 
 def requests(plan: Sequence[Sequence[Talk]]) -> int:
-    """Number of requests of a plan."""
+    """Number of requests in all talks."""
     return sum(len(talk.questions) for client in plan for talk in client)
 
 

@@ -1,9 +1,9 @@
-"""Whole requests that all arrive at once: our service over HTTP, the peers with their own batching.
+"""Times concurrent requests: our service over HTTP, the peers with their own batching.
 
 A case is a number of clients. Each sends a prompt and waits for its answer. The time runs from the
-first sending to the last token of the last answer, prompts included. Ours is the real service in a
-process of its own, asked over connections that stream. The peers are called directly, which spares
-them HTTP and text. Sides take turns round by round as in `compare`, with the same prompts.
+first request to the last token of the last answer, prompts included. Ours is the real service in a
+separate process, with streamed answers. The peers are called directly, which spares them HTTP and
+text. Sides take turns round by round as in `compare`, with the same prompts.
 """
 
 import asyncio
@@ -32,10 +32,10 @@ from specops.text.tokenizer import Tokenizer
 
 PROMPT, OUTPUT = 200, 64  # tokens of a request
 _CAPACITY = 512  # tokens per row
-# Least tokens over a peer's, by weights and clients.
+# Minimum throughput relative to a peer, by weights and clients.
 _TARGETS = {(INT4, "1", LLAMA_CPP): 1.6, (INT4, "4", OPENVINO): 1.6, (INT4, "8", OPENVINO): 1.5}
-_LIKELIEST = 5  # first tokens of an answer: the API tells no more
-_AGREEMENT = 0.1  # least share of prompts for which a peer's first token is one of these
+_LIKELIEST = 5  # the API's maximum number of likely tokens
+_AGREEMENT = 0.1  # minimum share of prompts for which a peer's first token is one of these
 _AGREEMENT_PROMPTS = 8
 
 Prompts = Sequence[Sequence[int]]
@@ -43,7 +43,7 @@ Prompts = Sequence[Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured: `rounds` of every number of clients after each of `starts`."""
+    """How much is measured: `rounds` of every number of clients, after each of `starts`."""
 
     starts: int
     rounds: int
@@ -56,10 +56,10 @@ QUICK = Plan(starts=1, rounds=1, clients=(2,), output=8)
 
 
 class HttpSide:
-    """Our service over HTTP, whose answers stream.
+    """Our service over HTTP, with streamed answers.
 
-    It decodes plainly: other benchmarks measure speculation, and a random model repeats itself more
-    than any real one.
+    It uses plain decoding: other benchmarks measure speculation, and a random model repeats itself
+    more than any real one.
     """
 
     def __init__(self, server: Server) -> None:
@@ -71,9 +71,8 @@ class HttpSide:
         """Send all prompts at once, for `output` tokens each.
 
         Returns:
-            Seconds from the first sending to the end of the last answer, and for each prompt the
-            texts of the most likely first tokens. They are empty if `output` is more than one,
-            because probabilities take time.
+            Seconds from the first request to the end of the last answer, and for each prompt the
+            texts of the most likely first tokens, if `output` is 1: probabilities take time.
         """
         more = {"drafter": "none", "logprobs": _LIKELIEST if output == 1 else None}
         asks = [greedy(self._model, prompt, output, **more) for prompt in prompts]
@@ -82,7 +81,7 @@ class HttpSide:
 
 
 def _likeliest(answer: Answer, output: int) -> list[str]:
-    """The most likely first tokens of a whole answer, where they were asked for."""
+    """The most likely first tokens of a complete answer, if it has them."""
     first, *_, last = answer.checked().events
     if (got := last["usage"]["completion_tokens"]) != output:
         raise ServerError(f"{got} tokens came, not {output}")
@@ -97,7 +96,7 @@ class PeerSide:
         self._worker, self.pid = worker, worker.pid
 
     def complete(self, prompts: Prompts, output: int) -> tuple[float, list[int]]:
-        """Send all prompts at once; returns seconds, and each answer's first token."""
+        """Send all prompts at once; return seconds, and each answer's first token."""
         seconds, answers = self._worker.ask("complete", prompts=prompts, output=output)
         if any(len(tokens) != output for tokens in answers):
             raise WorkerError(f"{self._worker.name} did not answer with {output} tokens each")
@@ -109,14 +108,20 @@ Side = HttpSide | PeerSide
 
 @dataclass(slots=True)
 class Measured(compare.Measured):
-    """What was measured; `agreement` is the share of first tokens."""
+    """The results; `agreement` is the share of first tokens that agree."""
 
-    # By number of clients: the event loop's share of our processes' CPU time.
+    # The event loop's share of our processes' CPU time, by number of clients.
     http: dict[str, list[float]] = field(default_factory=dict)
     _asked: Counter[tuple[int, int]] = field(default_factory=Counter)  # by clients and process
 
     def ask(self, clients: int, vocab: int, side: Side) -> list[float]:
-        """Seconds of the answers. Every round has new prompts, the same for all sides."""
+        """Seconds until all answers. Every round has new prompts, the same for all sides.
+
+        Args:
+            clients: number of requests.
+            vocab: size of the vocabulary.
+            side: the side to ask.
+        """
         self._asked[clients, side.pid] += 1
         prompts = _prompts(clients, vocab, 1000 + 10 * self._asked[clients, side.pid])
         loop, whole = main_thread_seconds(side.pid), cpu_seconds(side.pid)
@@ -147,7 +152,16 @@ def measure(
     *,
     turns: Turns | None = None,
 ) -> Measured:
-    """Time every number of clients on our models' servers and in the peers' processes."""
+    """Time every number of clients on our servers and in the peers' processes.
+
+    Args:
+        models: our models, by name of the side.
+        processes: the peers' processes, by name of the side.
+        sides: the sides to compare with each other, by kind of weights.
+        plan: how much to measure.
+        vocab: size of the vocabulary.
+        turns: collects the times; None: a new one.
+    """
     measured = Measured(plan, sides, turns or Turns())
     cases = [
         Case(str(clients), lambda side, clients=clients: measured.ask(clients, vocab, side))
@@ -184,7 +198,7 @@ def _started(
 
 
 def _prompts(count: int, vocab: int, seed: int) -> Prompts:
-    """Random tokens: no prompt begins like another."""
+    """Random tokens, so that no two prompts share a prefix."""
     rng = np.random.default_rng(seed + count)
     return rng.integers(1, vocab, (count, PROMPT)).tolist()  # type: ignore[no-any-return]
 
@@ -192,10 +206,10 @@ def _prompts(count: int, vocab: int, seed: int) -> Prompts:
 def _agree(
     running: Mapping[str, Side], models: Mapping[str, BenchModel], measured: Measured, vocab: int
 ) -> None:
-    """Warm all sides up, and check that they continue prompts alike.
+    """Warm up all sides, and check that they continue prompts alike.
 
-    Rounding decides between a random model's most likely tokens, so they do not always agree; but
-    by chance it would be one in thousands.
+    Rounding decides between a random model's most likely tokens, so they do not always agree. By
+    chance, only one in thousands would.
     """
     prompts = _prompts(_AGREEMENT_PROMPTS, vocab, seed=1)
     firsts: dict[str, Any] = {name: side.complete(prompts, 1)[1] for name, side in running.items()}
@@ -217,11 +231,11 @@ def outcome(measured: Measured) -> Outcome:
     shares = ", ".join(f"{Summary.of(found).median:.1%} with {clients}" for clients, found in http)
     notes = (
         f"prompts of {PROMPT} tokens, outputs of {plan.output}, all sent at once; tok/s: "
-        "generated tokens of all clients over the time from the first sending to the last token, "
-        "prompts' passes included",
+        "generated tokens of all clients over the time from the first request to the last token, "
+        "prompts included",
         f"{OURS}: over HTTP, streaming, plain decoding; the peers are called directly, "
         f"{LLAMA_CPP} with all prompts in one batch, {OPENVINO} through its continuous batching",
-        f"of {OURS}'s processor time its event loop took {shares} clients: all of HTTP",
+        f"{OURS}'s event loop, with all of HTTP, took {shares} clients of the process's CPU time",
         f"{plan.starts} starts, {plan.rounds} rounds; share of prompts that are continued with "
         f"one of {OURS}'s five most likely tokens: {measured.agreeing()}",
     )

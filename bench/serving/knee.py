@@ -1,7 +1,7 @@
 """Compares ramps: `python -m bench.serving.knee LABEL=REPORT.json … [--output PNG]`.
 
-Draws latency, refusals and tokens per second over the rate of arrivals for each report, and
-prints the knees (see `loadtest/slo.py`) as a table.
+It draws latency, refusals and tokens per second over the arrival rate for each report, and prints
+the knees (see `loadtest/slo.py`) as a table.
 """
 
 import argparse
@@ -23,8 +23,8 @@ PANELS = (
     ("output_tokens_per_second", "output tokens per second"),
 )
 COLUMNS = (
-    ("knee: arrivals a second asked for", "asked_per_second", ".1f"),
-    ("that came", "arrived_per_second", ".1f"),
+    ("knee: planned arrivals per second", "asked_per_second", ".1f"),
+    ("actual", "arrived_per_second", ".1f"),
     ("tokens per second there", "output_tokens_per_second", ".0f"),
     ("first token p95 there, ms", "ttft_p95", ".0f"),
     ("latency p95 there, ms", "latency_p95", ".0f"),
@@ -32,7 +32,7 @@ COLUMNS = (
 
 
 def table(reports: dict[str, dict[str, Any]]) -> Table:
-    """A row for each report: where its knee is, and what the last stage of the ramp was like."""
+    """A row for each report: its knee, and the last stage of the ramp."""
     rows = []
     for label, report in reports.items():
         best, last, whole = report["knee"], report["stages"][-1], report["whole"]
@@ -64,14 +64,14 @@ def draw(reports: dict[str, dict[str, Any]], output: Path) -> None:
         place.set_ylim(bottom=0)
         place.grid(alpha=0.3)
     for place in axes[1]:
-        place.set_xlabel("requests per second that arrive")
+        place.set_xlabel("arriving requests per second")
     axes[0][0].legend(title="dot: knee, dashed: objective", fontsize=9)
     figure.savefig(output, dpi=110)
     plt.close(figure)
 
 
 def main() -> None:
-    """Command line; see the module's docstring."""
+    """Run the command line; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("reports", nargs="+", metavar="LABEL=REPORT.json")
     parser.add_argument("--output", type=Path, default=Path("knee.png"))

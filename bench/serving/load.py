@@ -1,9 +1,9 @@
-"""One client for every load: what benchmarks, soaks and tests under load send, and how it ended.
+"""The HTTP client of benchmarks, soaks and tests under load: sends requests, records how they end.
 
-A scenario is data: a list of requests that come at the same moment (`burst`), or scripts, one for
-each client, that make the next request from the answer to the last one (`follow`). It speaks HTTP
-itself, because some clients send half a request or leave in the middle, and because a client that
-shares two cores with the server must take little of them.
+A scenario is data: a list of requests to send at the same moment (`burst`), or one script per
+client, which makes the next request from the last answer (`follow`). The client implements HTTP
+itself, because some clients send half a request or disconnect midway, and because a client that
+shares two cores with the server must use little CPU time.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _EVENT, _DONE = b"data: ", b"[DONE]"
 
 
 class ServerError(ConnectionError):
-    """The server did not start, or did not answer; the message has its words."""
+    """The server did not start, or did not answer; the message says what it reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,10 @@ class Ask:
     """A request: `POST` with a body, or `GET` without one.
 
     Attributes:
-        body: sent as JSON; bytes are sent as they are.
-        pause: seconds that a script's client waits before it sends the request.
+        path: path of the endpoint.
+        body: sent as JSON; bytes are sent unchanged.
+        headers: further headers.
+        pause: seconds that a script's client waits before sending the request.
     """
 
     path: str
@@ -39,7 +41,7 @@ class Ask:
     pause: float = 0.0
 
     def content(self, *, close: bool = False) -> bytes:
-        """What is sent; `close` asks the server to close the connection after its answer."""
+        """The request's bytes; `close` asks the server to close the connection afterwards."""
         data = self.body if isinstance(self.body, bytes) else b""
         if isinstance(self.body, Mapping):
             data = json.dumps(self.body).encode()
@@ -57,15 +59,15 @@ class Answer:
     """How a request ended.
 
     Attributes:
-        status: of HTTP; 0 if no answer came.
-        headers: by their names in lower case.
-        body: as far as it came.
-        whole: whether the body came to its end.
-        problem: why it did not.
-        sent: when the request was sent, by `time.perf_counter`.
+        status: HTTP status; 0 if no answer came.
+        headers: by name in lower case.
+        body: the received part of the body.
+        whole: whether the body was received to its end.
+        problem: why it was not.
+        sent: time of sending, by `time.perf_counter`.
         first: seconds to the answer's head.
         event: seconds to a stream's first event.
-        seconds: to its end.
+        seconds: seconds to its end.
     """
 
     status: int = 0
@@ -85,7 +87,7 @@ class Answer:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """A stream's events without the mark of its end; else the body alone."""
+        """A stream's events without the end marker; otherwise only the body."""
         if not self.streamed:
             return [json.loads(self.body)]
         lines = (line for line in self.body.splitlines() if line.startswith(_EVENT))
@@ -94,7 +96,7 @@ class Answer:
 
     @property
     def complete(self) -> bool:
-        """Whether the answer has status 200 and came to its end; a stream's end has a mark."""
+        """Whether the answer has status 200 and is complete; a stream ends with a marker."""
         ended = self.body.rstrip().endswith(_EVENT + _DONE) if self.streamed else self.whole
         return self.status == 200 and ended
 
@@ -110,7 +112,7 @@ class Answer:
 
     @property
     def outcome(self) -> int:
-        """The status; of a stream that failed after its head, its error's; 0 if it broke off."""
+        """The status; for a stream that failed after its head, that of the error; 0 if cut off."""
         if self.status != 200 or self.complete:
             return self.status
         error = self.events[-1].get("error") if self.whole and self.events else None
@@ -118,19 +120,19 @@ class Answer:
 
     @property
     def retry_after(self) -> float:
-        """Seconds after which the server wants the request again."""
+        """The seconds in the header `Retry-After`."""
         return float(self.headers["retry-after"])
 
 
 class Connection:
-    """A connection, which stays open between requests as long as the server keeps it."""
+    """A connection that stays open between requests, unless the server closes it."""
 
     def __init__(self, port: int) -> None:
         self.port = port
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Open the connection, perhaps before it is needed."""
+        """Open the connection; `send` does so if necessary."""
         await self.close()
         self._streams = await asyncio.open_connection(HOST, self.port)
         return self._streams
@@ -144,10 +146,12 @@ class Connection:
                 await streams[1].wait_closed()
 
     async def send(self, content: Ask | bytes, leaves: int | None = None) -> Answer:
-        """Send a request, or bytes as they are, and read the answer.
+        """Send a request and read the answer.
 
-        `leaves` is the number of lines of the answer's body after which the client closes the
-        connection; 0: before the answer.
+        Args:
+            content: the request, or bytes to send unchanged.
+            leaves: number of lines of the body after which the client disconnects; 0: before the
+                answer; None: it reads the whole answer.
         """
         answer = Answer(sent=time.perf_counter())
         try:
@@ -190,7 +194,7 @@ async def _read(reader: asyncio.StreamReader, answer: Answer, leaves: int | None
 
 
 async def _parts(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> AsyncIterator[bytes]:
-    """The body, as it comes."""
+    """Yield the body in parts as they arrive."""
     if headers.get("transfer-encoding") == "chunked":
         while size := int(await reader.readuntil(b"\r\n"), 16):
             yield (await reader.readexactly(size + 2))[:-2]
@@ -203,7 +207,7 @@ async def _parts(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> As
 
 
 async def once(port: int, content: Ask | bytes, leaves: int | None = None) -> Answer:
-    """Send a request on a connection of its own; see `Connection.send`."""
+    """Send a request on a new connection; see `Connection.send`."""
     connection = Connection(port)
     try:
         raw = content.content(close=True) if isinstance(content, Ask) else content
@@ -213,7 +217,7 @@ async def once(port: int, content: Ask | bytes, leaves: int | None = None) -> An
 
 
 async def burst(port: int, asks: Sequence[Ask]) -> list[Answer]:
-    """Connect a client for each request, then send all of them at the same moment."""
+    """Connect a client for each request, then send all requests at the same moment."""
     connections = [Connection(port) for _ in asks]
     try:
         for connection in connections:
@@ -233,7 +237,7 @@ def span(answers: Sequence[Answer]) -> float:
 
 
 Script = Generator[Ask, Answer, None]
-"""A client: it yields its next request and is sent the answer."""
+"""A client: it yields its next request and receives the answer."""
 
 
 async def follow(port: int, script: Script) -> None:
@@ -251,12 +255,19 @@ async def follow(port: int, script: Script) -> None:
 
 
 async def follow_all(port: int, scripts: Iterable[Script]) -> None:
-    """Follow scripts beside each other, to their ends."""
+    """Follow scripts concurrently to their ends."""
     await asyncio.gather(*(follow(port, script) for script in scripts))
 
 
 def greedy(model: str, prompt: str | Sequence[int], output: int, **more: Any) -> Ask:
-    """A request for a streamed text of exactly `output` tokens, each the likeliest."""
+    """A request for a streamed greedy completion of exactly `output` tokens.
+
+    Args:
+        model: name of the model.
+        prompt: text or token ids.
+        output: number of tokens.
+        more: further fields of the body.
+    """
     usual = {"temperature": 0, "ignore_eos": True, "stream": True}
     about = {"model": model, "prompt": prompt, "max_tokens": output}
     told = {"stream_options": {"include_usage": True}}
@@ -265,7 +276,7 @@ def greedy(model: str, prompt: str | Sequence[int], output: int, **more: Any) ->
 
 @contextmanager
 def following(port: int, scripts: Iterable[Script]) -> Iterator[None]:
-    """Follow scripts in a thread beside the block, which waits for their ends when it is left."""
+    """Follow scripts in a thread during the block, and wait for their ends afterwards."""
     thread = threading.Thread(target=lambda: asyncio.run(follow_all(port, scripts)))
     thread.start()
     try:
@@ -275,17 +286,17 @@ def following(port: int, scripts: Iterable[Script]) -> Iterator[None]:
 
 
 def figure(page: str, name: str, *labels: str) -> float:
-    """The sum of all series of a metrics page that have this name and these `name="value"`."""
+    """The sum of all series on a metrics page with this name and these labels (`name="value"`)."""
     rows = [row for row in page.splitlines() if row.startswith((f"{name} ", f"{name}{{"))]
     return sum(float(row.rpartition(" ")[2]) for row in rows if all(one in row for one in labels))
 
 
 async def metric(port: int, name: str, path: str = "/metrics") -> float:
-    """The sum of a server's metric over all its labels.
+    """A server's metric, summed over its labels.
 
     Raises:
-        ServerError: it does not answer.
-        LookupError: it has none of this name.
+        ServerError: the server does not answer.
+        LookupError: it has no metric of this name.
     """
     page = (await once(port, Ask(path))).checked().body.decode()
     if f"\n{name}" not in page:

@@ -1,8 +1,8 @@
-"""Long contexts over HTTP: this checkout with a cache of int8 beside another with float16.
+"""Long contexts over HTTP: this checkout with an int8 cache against another with float16.
 
-How long a prompt's first token takes; how fast tokens come behind a long text that goes on as it
-began, plainly and with the default drafter; and what clients with long prompts get together. Sides
-take turns, round by round. Without another checkout both sides are this one.
+It measures the time to the first token of long prompts; the time per token after a long text that
+repeats its start, by plain decoding and with the default drafter; and the whole time of clients
+with long prompts. Sides take turns, round by round. Without another checkout both are this one.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from specops.text.tokenizer import Tokenizer
 
 _ROOT = Path(__file__).resolve().parents[2]
 _TEXTS = {"a document": "docs/architecture.md", "a program": "bench/serving/order.py"}
-_TOKENS = 100, 300  # of random prompts: every vocabulary has them
+_TOKENS = 100, 300  # range of ids in random prompts: every vocabulary has them
 _FORCED = """import runpy, sys
 from specops.runtime.kernels import force
 force(sys.argv.pop(1))
@@ -37,7 +37,15 @@ _DRAFTERS = {"plain": {"drafter": "none"}, "default drafter": {}}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured: numbers of tokens, and of clients at once."""
+    """How much is measured.
+
+    Attributes:
+        rounds: number of rounds.
+        prompts: tokens of the prompts whose first token is timed.
+        past, answer: tokens before and in a timed answer.
+        clients: numbers of concurrent clients.
+        each, output: tokens of their prompts and answers.
+    """
 
     rounds: int = 3
     prompts: tuple[int, ...] = (4000, 8000)
@@ -53,7 +61,7 @@ FULL, QUICK = Plan(), Plan(1, (500,), 500, 16, (2,), 100, 8)
 
 @dataclass(slots=True)
 class _Side:
-    """A server, and random prompts that are the same for both sides."""
+    """A server, and a generator of prompts with the same seed on both sides."""
 
     server: Server
     model: str
@@ -61,23 +69,23 @@ class _Side:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The server's process id."""
         return self.server.pid
 
     def prompts(self, count: int, tokens: int) -> list[list[int]]:
-        """No prompt begins like another."""
+        """Random prompts, which share no prefix."""
         found: list[list[int]] = self.random.integers(*_TOKENS, (count, tokens)).tolist()
         return found
 
     def ask(self, prompts: Sequence[Sequence[int]], output: int, **asked: str) -> list[Answer]:
-        """Whole answers to prompts that are sent at once."""
+        """Complete answers to concurrent prompts."""
         asks = [greedy(self.model, prompt, output, **asked) for prompt in prompts]
         answers = asyncio.run(burst(self.server.port, asks))
         return [answer.checked() for answer in answers]
 
 
 def _by(python: str, kernels: str | None, command: list[str]) -> list[str]:
-    """A server's command for another interpreter, and for kernels that are not the fastest."""
+    """A server's command with another interpreter and, if given, other kernels."""
     forced = ["-c", _FORCED, kernels, *command[3:]] if kernels else command[1:]
     return [python, *forced]
 
@@ -95,7 +103,7 @@ def run(
     with contextlib.ExitStack() as stack:
         for (side, python), dtype in zip(pythons.items(), ("fp16", "int8"), strict=True):
             progress(f"starting {side} with {dtype}")
-            variables = changed(sized) | {f"{PREFIX}KV_DTYPE": dtype}  # whatever the preset has
+            variables = changed(sized) | {f"{PREFIX}KV_DTYPE": dtype}  # overrides the preset's
             server = serving(variables, enclosed=partial(_by, python, kernels))
             random = np.random.default_rng(1)
             sides[f"{side}, {dtype}"] = _Side(stack.enter_context(server), model.key, random)
@@ -117,7 +125,7 @@ def run(
 
 
 def _cases(plan: Plan, tokenizer: Tokenizer) -> list[Case]:
-    """First tokens, tokens behind a text, and all answers of several clients."""
+    """First tokens, tokens after a long text, and all answers of several clients."""
 
     def first(tokens: int) -> Case:
         def ask(side: _Side) -> list[float]:
@@ -128,7 +136,7 @@ def _cases(plan: Plan, tokenizer: Tokenizer) -> list[Case]:
     def behind(name: str, drafter: str) -> Case:
         text = tokenizer.encode((_ROOT / _TEXTS[name]).read_text(encoding="utf-8"))
         half = text[: plan.past * 3 // 7]
-        prompt = (half * 3)[: plan.past]  # it goes on with what stood there before
+        prompt = (half * 3)[: plan.past]  # it continues by repeating itself
 
         def ask(side: _Side) -> list[float]:
             (answer,) = side.ask([prompt], plan.answer, **_DRAFTERS[drafter])

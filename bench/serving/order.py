@@ -1,9 +1,9 @@
-"""How long requests of real lengths wait, over HTTP: this checkout beside another one.
+"""Measures how long requests of real lengths wait over HTTP, here and in another checkout.
 
-Requests come at random moments, whether or not earlier ones are answered, at shares of the rate
-that saturates this checkout, or at a given one. Then two people: a short question half a second
-after a long document, and a document under a stream of questions, each beside the same alone. Sides
-take turns run by run, on servers with empty caches.
+Requests arrive at random (open loop), at shares of the rate that saturates this checkout, or at
+given rates. Then come two people: a short question half a second after a long document, and a
+document during a stream of questions, each compared with the same request alone. Sides take turns
+run by run, on servers with empty caches.
 """
 
 import asyncio
@@ -26,17 +26,17 @@ from bench.serving.server import Server, changed, serving
 from bench.tools.report import Outcome, Table, Target, progress
 from specops.config import ConfigError
 
-_QUEUE, _TIMEOUT = 10_000, 3600.0  # nobody is refused
-_OUTPUT = 64  # tokens of an answer where the file does not say it
-_TOKENS = range(100, 300)  # of made prompts: every vocabulary has them
+_QUEUE, _TIMEOUT = 10_000, 3600.0  # so that no request is refused
+_OUTPUT = 64  # tokens of an answer if the file does not say
+_TOKENS = range(100, 300)  # ids in random prompts: every vocabulary has them
 _SOON = 1.0  # seconds
 _COST = re.compile(r'^specops_pass_cost_seconds\{kind="tokens",size="(\d+)"\} (.+)', re.MULTILINE)
 _TARGETS = {"first token, mean": 0.6, "first token, p50": 0.45, "whole answer, p99": 1.05}
-_QUESTION_SLOWED, _DOCUMENT_SLOWED = 6.0, 3.0  # most times of alone
+_QUESTION_SLOWED, _DOCUMENT_SLOWED = 6.0, 3.0  # maximum slowdown compared with alone
 
 
 Wait = tuple[float, float, int, int, float]
-"""Seconds to the first token and to the end, tokens of prompt and answer, when it was sent."""
+"""Seconds to the first token and to the end, tokens of prompt and answer, time of sending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class Plan:
     """How much is measured.
 
     Attributes:
-        requests: at each rate.
-        shares: of the rate that saturates.
-        at_once: requests that measure that rate.
-        rounds: of the two people.
+        requests: number of requests at each rate.
+        shares: rates, as shares of the saturating rate.
+        at_once: number of concurrent requests that measure the saturating rate.
+        rounds: rounds of the two people.
         document, question: tokens of their prompts.
     """
 
@@ -74,15 +74,18 @@ def run(
     """Measure this checkout and, if there is one, the other.
 
     Args:
-        prompts: asked in turn, with the answers' lengths where the file has them.
-        rates: requests a second, in place of shares of the rate that saturates.
+        model: the model.
+        prompts: the requests' prompts, in order, with answer lengths if the file has them.
+        plan: how much to measure.
+        other: the other checkout, if any.
+        rates: requests per second, instead of the plan's shares.
     """
     sides = {OURS: sys.executable}
     if other is not None:
         sides = {OTHER: interpreter_of(other), **sides}
     asks = [greedy(model.key, prompt.text, prompt.output or _OUTPUT) for prompt in prompts]
     if not rates:
-        progress("the rate that saturates")
+        progress("measuring the saturating rate")
         with _server(model, sides[OURS]) as server:
             each = asyncio.run(burst(server.port, _turn(asks, plan.at_once)))
         full = plan.at_once / span([answer.checked() for answer in each])
@@ -109,13 +112,13 @@ def run(
 
 def _turn(asks: Sequence[Ask], count: int) -> list[Ask]:
     if len(asks) < count:
-        raise ConfigError(f"order needs {count} prompts, no two alike; the file has {len(asks)}")
+        raise ConfigError(f"order needs {count} different prompts; the file has {len(asks)}")
     return list(asks[:count])
 
 
 @contextlib.contextmanager
 def _server(model: BenchModel, python: str) -> Iterator[Server]:
-    """A checkout's server, which has seen no prompt yet."""
+    """A checkout's server with an empty prefix cache."""
     settings = replace(model.settings, queue_size=_QUEUE, request_timeout=_TIMEOUT)
     with serving(changed(settings), enclosed=lambda command: [python, *command[1:]]) as server:
         asyncio.run(_alone(server.port, model.key, 8))  # the first pass maps the weights
@@ -123,7 +126,7 @@ def _server(model: BenchModel, python: str) -> Iterator[Server]:
 
 
 async def _passes(port: int) -> dict[str, Any]:
-    """What a simulator needs: passes' seconds by their tokens, and tokens a request got in one."""
+    """Input for a simulator: seconds of passes by number of tokens, and tokens per pass."""
     page = (await once(port, Ask("/metrics"))).body.decode()
     steps = figure(page, "specops_sequence_steps_total")
     return {
@@ -135,7 +138,7 @@ async def _passes(port: int) -> dict[str, Any]:
 
 
 async def _arrivals(port: int, asks: Sequence[Ask], rate: float) -> list[Wait]:
-    """Send requests at random moments, the same for both sides."""
+    """Send requests at random times, the same for both sides."""
     rng, at = random.Random(1), 0.0
 
     async def later(ask: Ask, seconds: float) -> Wait:
@@ -153,7 +156,7 @@ async def _arrivals(port: int, asks: Sequence[Ask], rate: float) -> list[Wait]:
 
 
 def _made(model: str, tokens: int, output: int = 1) -> Ask:
-    """A prompt that no other one resembles."""
+    """A request with a random prompt."""
     return greedy(model, random.choices(_TOKENS, k=tokens), output)
 
 
@@ -162,7 +165,7 @@ async def _alone(port: int, model: str, tokens: int) -> float:
 
 
 async def _people(port: int, model: str, plan: Plan) -> dict[str, list[float]]:
-    """Seconds to the first token, round by round."""
+    """Seconds to the first token by case, round by round."""
     found: dict[str, list[float]] = {}
 
     def note(name: str, seconds: float) -> None:
@@ -191,8 +194,10 @@ def outcome(
     """A table for each rate, and one for the two people.
 
     Args:
-        waits: by rate and side.
-        people: by side and what was asked, seconds to the first token; numbers of tokens: alone.
+        title: title of the model.
+        waits: waits by rate and side.
+        people: seconds to the first token by side and case; a number of tokens is a request alone.
+        plan: how much was measured.
     """
     lengths = (plan.question, plan.document // 4, plan.document)
     alone = {
@@ -212,7 +217,7 @@ def outcome(
                 what = f"{rate}, {name}: share of the other's"
                 targets.append(Target(what, _TARGETS[name], share, at_most=True))
         shown = ("seconds", *columns, "share") if OTHER in columns else ("seconds", OURS)
-        note = f"{plan.requests} requests at random moments; slowdown: over the same length alone"
+        note = f"{plan.requests} requests at random times; slowdown: over the same length alone"
         tables.append(Table(f"Order of prompts, {rate}: {title}", shown, rows, (note,)))
     rows = []
     for side, each in people.items():

@@ -1,4 +1,4 @@
-"""The service as its users run it: `specops serve` in a process of its own."""
+"""Starts the service as its users do: `specops serve` in a separate process."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ _POLL_SECONDS = 0.05
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """The `SPECOPS_*` variables from which a process reads exactly these settings."""
+    """The `SPECOPS_*` variables for exactly these settings."""
     values = {item.name: getattr(settings, item.name) for item in fields(settings)}
     return {
         PREFIX + name.upper(): str(int(value)) if isinstance(value, bool) else str(value)
@@ -32,21 +32,21 @@ def environment(settings: Settings) -> dict[str, str]:
 
 
 def changed(settings: Settings) -> dict[str, str]:
-    """Those variables alone that are not the defaults, which any version of the project knows."""
+    """Only the variables that differ from the defaults, so that older versions know them."""
     usual = environment(Settings())
     return {name: text for name, text in environment(settings).items() if usual.get(name) != text}
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that answers."""
+    """A running server."""
 
     port: int
     process: subprocess.Popen[bytes]
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self.process.pid
 
 
@@ -58,13 +58,13 @@ def serving(
     log: Path | None = None,
     enclosed: Callable[[list[str]], list[str]] = list,
 ) -> Iterator[Server]:
-    """Run the API on a loopback port until the block ends, which tells it to end.
+    """Run the API on a loopback port during the block.
 
     Args:
-        variables: the settings as `SPECOPS_*`; those of this process are left out.
-        port: where it listens; by default a free port.
-        log: file for its log; by default it logs warnings alone, and nobody reads them.
-        enclosed: wraps the command line in another one, which must become the first in the end.
+        variables: the settings as `SPECOPS_*`; those of this process are ignored.
+        port: the port; None: a free one.
+        log: file for its log; None: it logs only warnings, for error messages.
+        enclosed: wraps the command line; the process must finally become the server.
 
     Raises:
         ServerError: it did not start; the message has its log.
@@ -85,7 +85,13 @@ def running(
     environment: Mapping[str, str] | None = None,
     log: Path | None = None,
 ) -> Iterator[Server]:
-    """Run a server that answers `/health` on this port until the block ends.
+    """Run a server that answers `/health` during the block.
+
+    Args:
+        command: the command line.
+        port: the port on which it listens.
+        environment: all its environment variables; None: those of this process.
+        log: file for its output; None: a temporary file.
 
     Raises:
         ServerError: it did not start; the message has its log.
@@ -121,14 +127,14 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int) -> None:
             raise ServerError(f"the server ended with code {process.returncode}")
         if ready(port):
             return
-        time.sleep(_POLL_SECONDS)  # between two looks at the condition
+        time.sleep(_POLL_SECONDS)  # between two checks of the condition
     raise ServerError(f"the server was not ready after {_START_SECONDS:g} s")
 
 
 def ready(port: int) -> bool:
-    """Whether the server at a port is ready, by `GET /health`; False while nobody listens.
+    """Whether `GET /health` says that the server is ready; False if nothing listens.
 
-    It works beside a running event loop.
+    This also works in a running event loop.
 
     Raises:
         ServerError: the server says that it cannot serve its model.

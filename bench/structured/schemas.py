@@ -1,4 +1,4 @@
-"""More than 200 JSON schemas: every keyword that llguidance knows, alone and in other schemas."""
+"""More than 200 JSON schemas: every keyword that llguidance supports, alone and nested."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ Schema = dict[str, Any]
 
 
 def form(**properties: Schema) -> Schema:
-    """An object that has exactly these properties."""
+    """The schema of an object with exactly these properties."""
     return {
         "type": "object",
         "properties": properties,
@@ -28,7 +28,6 @@ _NODE = {
 }
 _FORMATS = ("date", "time", "date-time", "duration", "email", "ipv4", "ipv6", "uuid", "hostname")
 
-# By what each is about; what is within nothing else stands for itself.
 LEAVES: dict[str, Schema] = {
     "string": _text(),
     "minLength": _text(minLength=5),
@@ -94,7 +93,7 @@ LEAVES: dict[str, Schema] = {
     "keys of other scripts": form(**{"größe": _INTEGER, "名前": _text()}),
     "keys with quotes": form(**{'a "b"': {"type": "boolean"}, "c\\d": {"type": "null"}}),
 }
-# What holds another schema; `$defs` of a whole schema stand at its top.
+# Functions that nest a schema in another one; `$defs` are at the top of the result.
 _AROUND = {
     "alone": lambda leaf: leaf,
     "as a property": lambda leaf: form(kind={"const": "answer"}, value=leaf),

@@ -1,10 +1,10 @@
-"""What a grammar costs, what it saves, and whether every answer fits it.
+"""Measures the cost and gain of grammars, and checks that every answer conforms.
 
-Masks cost time: a free text is compared with the same text under a grammar that allows all texts.
-Forced tokens save passes: forms are answered by plain constrained decoding and as the service
-does it, in turns. Then every schema is answered greedily and with a seed, plainly and by every
-drafter, alone and among others. Each complete answer must parse and validate, and all ways must
-give the same tokens.
+Masks cost time: a free text is compared with the same text under a grammar that allows any text.
+Forced tokens save passes: forms are answered in turns by plain constrained decoding and with the
+service's defaults. Then every schema is answered greedily and with a seed, by plain decoding and
+with every drafter, alone and concurrently. Each complete answer must parse and validate, and all
+variants must give the same tokens.
 """
 
 import json
@@ -38,8 +38,8 @@ class Plan:
     """How much is measured."""
 
     rounds: int
-    schemas: int | None = None  # the first so many; None: all
-    form_tokens: int = 600  # most of a form
+    schemas: int | None = None  # number of schemas; None: all
+    form_tokens: int = 600  # maximum tokens of a form
     schema_tokens: int = 128
     at_once: int = 8
 
@@ -56,7 +56,7 @@ def run(model: BenchModel, plan: Plan) -> Outcome:
     checked = _check(engine, plan)
     speed = [ratio.median for ratio in (Summary.of(form["speedups"]) for form in forms.values())]
     targets = [
-        Target("any text under a grammar: of its speed without", _MIN_SHARE, masks.median),
+        Target("any text under a grammar: speed relative to none", _MIN_SHARE, masks.median),
         *(
             Target(f"{name}: of plain constrained decoding", _MIN_SPEEDUP, value)
             for name, value in zip(forms, speed, strict=True)
@@ -68,7 +68,7 @@ def run(model: BenchModel, plan: Plan) -> Outcome:
             ("form", "tokens", "plain tok/s", "served tok/s", "speedup", "tok/pass", "forced"),
             [_row(name, form) for name, form in forms.items()],
             (f"{plan.rounds} rounds, plain constrained decoding and served in turns, greedy; "
-             "forced: share of tokens that the grammar left no choice about",),
+             "forced: share of tokens for which the grammar left no choice",),
         ),
         Table(
             f"Schemas: {model.title}",
@@ -93,7 +93,7 @@ def run(model: BenchModel, plan: Plan) -> Outcome:
 
 
 def _masks(engine: Engine, plan: Plan) -> Summary:
-    """The speed of a text under a grammar that allows all, as a share of its speed without."""
+    """The speed of a text under a grammar that allows any text, relative to no grammar."""
     prompt = _prompt(engine, "Tell a long story about a lighthouse.")
     rates: dict[str, list[float]] = {"free": [], "masked": []}
     for number in range(plan.rounds):
@@ -106,7 +106,7 @@ def _masks(engine: Engine, plan: Plan) -> Summary:
 
 
 def _form(engine: Engine, name: str, schema: dict[str, Any], plan: Plan) -> dict[str, Any]:
-    """Speeds of one form: with plain constrained decoding, and as the service decodes."""
+    """Speeds of one form: by plain constrained decoding, and with the service's defaults."""
     prompt = _prompt(engine, f"Write the data of a {name} as JSON.")
     ways = {"plain": NO_DRAFTER, "served": engine.info.default_drafter}
     answers: dict[str, list[Answer]] = {way: [] for way in ways}
@@ -138,7 +138,7 @@ def _row(name: str, form: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _check(engine: Engine, plan: Plan) -> dict[str, Any]:
-    """Answer every schema in all ways and compare the answers."""
+    """Answer every schema with all variants and compare the answers."""
     names = list(SCHEMAS)[: plan.schemas]
     asked: dict[str, GenerationRequest] = {}
     for index, name in enumerate(names):
@@ -193,7 +193,7 @@ def _grammar(schema: dict[str, Any]) -> Grammar:
 
 
 def _prompt(engine: Engine, question: str) -> tuple[int, ...]:
-    """The tokens of a question, in the model's own template where it has one."""
+    """The tokens of a question, in the model's chat template if it has one."""
     if engine.info.chat:
         return engine.encode_chat(engine.render_chat([{"role": "user", "content": question}]))
     return engine.encode(question)

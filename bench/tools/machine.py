@@ -1,5 +1,4 @@
-"""Describes the machine, the software and the command of a measurement: without them no figure can
-be compared."""
+"""Describes the machine, the software and the command of a measurement, for comparisons."""
 
 import os
 import platform
@@ -23,10 +22,10 @@ class Machine:
     """The machine, the software and the command. Memory in bytes."""
 
     cpu: str
-    kernels: str  # that computed
+    kernels: str
     threads: int
     memory_limit_bytes: int
-    load_average: float  # of the last minute before the benchmark: 0 on a quiet machine
+    load_average: float  # over the last minute before the benchmark: 0 on a quiet machine
     system: str
     python: str
     onnxruntime: str
@@ -37,7 +36,7 @@ class Machine:
 
     @property
     def line(self) -> str:
-        """A table's note about the machine."""
+        """The machine in one line, as a note below a table."""
         commit = f"commit {self.commit[:10]}{'+' if self.modified else ''}, " if self.commit else ""
         return (
             f"{self.cpu}, {self.threads} threads, {self.memory_limit_bytes / 2**30:.1f} GiB, "
@@ -48,7 +47,7 @@ class Machine:
 
 def describe() -> Machine:
     """Describe this machine and this run."""
-    # A file is named without its folder, which means something on this machine only.
+    # Absolute paths lose their folder, which is specific to this machine.
     words = (Path(word).name if os.path.isabs(word) else word for word in sys.argv[1:])
     return Machine(
         cpu=_cpu(),
@@ -67,7 +66,7 @@ def describe() -> Machine:
 
 
 def _cpu() -> str:
-    """The first processor, with family and model: clouds give several generations one name."""
+    """The first processor, with family and model: clouds use one name for several generations."""
     block = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
     parts = (line.partition(":") for line in block.splitlines())
     facts = {name.strip(): value.strip() for name, _, value in parts}

@@ -1,4 +1,4 @@
-"""Makes one HTML page of all results. It needs no network, no script and no other file."""
+"""Makes one HTML page of all results, which needs no network, no script and no other file."""
 
 import json
 from base64 import b64encode
@@ -43,7 +43,7 @@ h2 { border-top: 2px solid #ccc; padding-top: 1rem; margin-top: 3rem }
 
 
 def write_page(folder: Path) -> Path:
-    """Write `report.html` from every JSON file with tables in `folder`, and from its picture.
+    """Write `report.html` from the tables and pictures in `folder`, and return its path.
 
     Raises:
         FileNotFoundError: the folder holds no results.

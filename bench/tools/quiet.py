@@ -1,8 +1,8 @@
-"""Times processes in turns and makes sure that only one of them computes at a time.
+"""Times processes in turns and ensures that only one of them computes at a time.
 
-After a forward pass the threads of ONNX Runtime's pool spin while they wait for the next one: about
-90 ms with onnxruntime 1.31. On two cores that slows down the process that runs next. So a timed run
-begins when all sides are idle, and the CPU time of the idle sides is reported.
+After a forward pass, the threads of ONNX Runtime's pool spin while they wait for the next one: for
+about 90 ms with onnxruntime 1.31. On two cores this slows down the process that runs next. So a
+timed run starts when all sides are idle, and the CPU time of the idle sides is reported.
 """
 
 import os
@@ -16,14 +16,14 @@ from typing import Any
 from bench.tools.report import Summary, rotated
 
 _WINDOW_SECONDS = 0.03
-_QUIET_SHARE = 0.1  # of one core: a spinning thread takes all of one
+_QUIET_SHARE = 0.1  # of a core: a spinning thread takes a whole one
 _TIMEOUT_SECONDS = 10.0
 _NANOSECONDS = 1e9
 _CPU_CLOCK = 2  # the clock of a process is ~pid << 3 | 2 on Linux: clock_getcpuclockid(3)
 _UNSURE_SECONDS = 0.02  # possible error of the kernel's count for the whole machine
-_OTHERS = 0.2  # of a core: the share that other processes may take; the system's own is less
+_OTHERS = 0.2  # allowed share of a core for other processes; system services take less
 _ATTEMPTS = 20
-_SELDOM = 3  # rounds
+_SELDOM = 3  # every third round has the slow cases
 
 
 class DisturbedError(RuntimeError):
@@ -31,10 +31,10 @@ class DisturbedError(RuntimeError):
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process, in seconds, to the scheduler's precision; ended threads count.
+    """CPU time of a process in seconds, finished threads included.
 
-    It is one system call however many threads there are: reading the files of 30 threads takes as
-    long as a tenth of `settle`'s window, and this process is among those that are watched.
+    This is one system call for any number of threads. Reading the files of 30 threads would take a
+    tenth of `settle`'s window, and this process is watched, too.
 
     Raises:
         OSError: there is no such process.
@@ -43,15 +43,15 @@ def cpu_seconds(pid: int) -> float:
 
 
 def main_thread_seconds(pid: int) -> float:
-    """CPU time of a process's first thread, in seconds; in a server that is its event loop."""
+    """CPU time of a process's first thread in seconds; in a server, this is its event loop."""
     schedstat = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text(encoding="ascii")
     return int(schedstat.split()[0]) / _NANOSECONDS
 
 
 def _machine_seconds() -> float:
-    """CPU time of all processes of this machine, in seconds, to 10 ms a core.
+    """CPU time of all processes of this machine in seconds, to 10 ms per core.
 
-    Time that a hypervisor gave to other machines counts too: it is missing here as well.
+    Time that the hypervisor gave to other machines counts, too, since it is lost here.
     """
     line = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0]
     user, nice, system, _idle, _waiting, irq, softirq, steal = map(int, line.split()[1:9])
@@ -60,9 +60,12 @@ def _machine_seconds() -> float:
 
 @dataclass(slots=True)
 class Watched:
-    """A stretch of time: its length, and the CPU seconds that each watched process took.
+    """A period: its length, the CPU seconds of each watched process, and other processes' load.
 
-    `others` is the share of a core that all other processes of the machine took.
+    Attributes:
+        seconds: length of the period.
+        taken: CPU seconds by process id.
+        others: CPU time of all other processes, as a share of one core.
     """
 
     seconds: float = 0.0
@@ -72,7 +75,7 @@ class Watched:
 
 @contextmanager
 def watched(*pids: int) -> Iterator[Watched]:
-    """Watch processes while the context lasts. The value is filled in at the end."""
+    """Watch processes during the block. The value is filled in at its end."""
     found = Watched()
     before = {pid: cpu_seconds(pid) for pid in pids}
     machine, start = _machine_seconds(), time.monotonic()
@@ -84,7 +87,12 @@ def watched(*pids: int) -> Iterator[Watched]:
 
 
 def settle(*pids: int, timeout: float = _TIMEOUT_SECONDS, window: float = _WINDOW_SECONDS) -> None:
-    """Wait until this process and those of `pids` stayed idle for a window of time.
+    """Wait until this process and `pids` have been idle for a window of time.
+
+    Args:
+        pids: ids of other processes.
+        timeout: seconds to wait at most.
+        window: length of the window in seconds.
 
     Raises:
         TimeoutError: some of them did not become idle in time.
@@ -102,10 +110,11 @@ def settle(*pids: int, timeout: float = _TIMEOUT_SECONDS, window: float = _WINDO
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One thing that is timed on every side.
+    """A case that is timed on every side.
 
     Attributes:
-        ask: makes a side do it and returns the seconds of each pass; their median counts.
+        title: its name in tables.
+        ask: lets a side run the case and returns the seconds of each pass; their median counts.
         seldom: it takes long, so only every third round has it.
     """
 
@@ -116,17 +125,17 @@ class Case:
 
 @dataclass(slots=True)
 class Turns:
-    """Lets the sides of a comparison compute one after the other, in rounds.
+    """Lets the sides of a comparison compute in turns, round by round.
 
-    A side is an object with a process id, `pid`. It computes while all others are idle. A round is
-    run again if other processes computed meanwhile.
+    A side is an object with a process id, `pid`. Each computes while all others are idle. A round
+    is repeated if other processes computed meanwhile.
 
     Attributes:
-        allowed: share of a core that the rest of the machine may take.
-        ms: milliseconds, round by round, by case and by side; the first side is ours.
-        idle: largest share of a core that a side took while it had to be idle.
-        others: largest share of a core that the rest of the machine took in a counted round.
-        disturbed: number of rounds that were run again.
+        allowed: share of a core that the rest of the machine may use.
+        ms: milliseconds by case, side and round; the first side is ours.
+        idle: largest share of a core that an idle side used.
+        others: largest share of a core that the rest of the machine used in a counted round.
+        disturbed: number of repeated rounds.
     """
 
     allowed: float = _OTHERS
@@ -136,9 +145,12 @@ class Turns:
     disturbed: int = 0
 
     def measure(self, sides: Mapping[str, Any], cases: Sequence[Case], rounds: int) -> None:
-        """Add so many rounds of all cases.
+        """Add rounds of all cases, after one that does not count: it allocates memory.
 
-        The round before the first is not counted: it allocates memory that later rounds have.
+        Args:
+            sides: the sides by name.
+            cases: the cases.
+            rounds: number of counted rounds.
 
         Raises:
             DisturbedError: other processes computed in every attempt.
@@ -155,7 +167,7 @@ class Turns:
     def _round(
         self, sides: Mapping[str, Any], number: int, case: Case
     ) -> dict[str, Sequence[float]]:
-        """Have each side compute once. The side that begins changes with `number`."""
+        """Let each side compute once. The first side changes with `number`."""
         pids = [side.pid for side in sides.values()]
         for _ in range(_ATTEMPTS):
             found = {}
@@ -171,12 +183,12 @@ class Turns:
                 self.others = max(self.others, others)
                 return found
             self.disturbed += 1
-        raise DisturbedError(f"others compute here, again and again: {others:.0%} of a core")
+        raise DisturbedError(f"other processes keep computing: {others:.0%} of a core")
 
     @property
     def note(self) -> str:
         """A note on the rounds."""
         return (
-            f"sides in turns: an idle one took at most {self.idle:.1%} of a core, others "
-            f"{self.others:.0%}; {self.disturbed} rounds were run again because others computed"
+            f"sides in turns: idle sides used at most {self.idle:.1%} of a core, other processes "
+            f"{self.others:.0%}; {self.disturbed} rounds were repeated because of other processes"
         )

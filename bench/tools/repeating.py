@@ -1,4 +1,4 @@
-"""Calls a function again and again while something is measured."""
+"""Calls a function periodically during a measurement."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def repeating(look: Callable[[], object], seconds: float) -> Iterator[None]:
-    """Call a function every so many seconds, on a thread of its own, until the block ends."""
+    """Call a function every `seconds` seconds, in a separate thread, until the block ends."""
     done = threading.Event()
 
     def go_on() -> None:

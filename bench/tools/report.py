@@ -1,11 +1,11 @@
 """Results of a benchmark: figures with their spread, tables and charts, JSON for programs.
 
-The same table is printed with aligned columns and kept as Markdown, so that documentation can quote
-a file instead of copied figures. The JSON holds the tables too, for the HTML page.
+Each table is printed with aligned columns and saved as Markdown, so that documentation can link to
+a file instead of copying figures. The JSON has the tables, too, for the HTML page.
 
-Every figure is a median with its quartiles. There are no means: on a shared machine one
-interrupted round moves a mean, and nothing in the result shows it. Ratios are taken within a round,
-in which all sides met the same machine.
+Every figure is a median with its quartiles, never a mean: on a shared machine, one interrupted
+round shifts a mean, and the result does not show it. Ratios are computed within a round, in which
+all sides ran under the same conditions.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ def ratios(values: Sequence[float], bases: Sequence[float]) -> list[float]:
 
 
 def rotated(items: Sequence[Item], by: int) -> list[Item]:
-    """The items from place `by` on, then those before it: each item is first once in a while."""
+    """The items rotated by `by` places, so that each item comes first in turn."""
     start = by % len(items) if items else 0
     return [*items[start:], *items[:start]]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of cells under a title, with notes that a reader needs."""
+    """A table of text cells, with a title and notes."""
 
     title: str
     columns: Sequence[str]
@@ -89,7 +89,7 @@ class Table:
         return "\n".join([self.title, "", *drawn, *(f"* {note}" for note in self.notes)]) + "\n"
 
     def markdown(self) -> str:
-        """The table in Markdown, as a section of its own."""
+        """The table as a section in Markdown."""
         rule = ["---", *["---:"] * (len(self.columns) - 1)]
         drawn = "\n".join(f"| {' | '.join(line)} |" for line in [self.columns, rule, *self.rows])
         notes = "\n".join(f"- {note}" for note in self.notes)
@@ -98,7 +98,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Values of a chart: bars with quartiles `low` and `high`, or points at places `across`."""
+    """Values of a chart: bars with quartiles `low` and `high`, or points at `across`."""
 
     name: str
     values: Sequence[float]
@@ -120,9 +120,9 @@ class Chart:
     Attributes:
         across: label of the horizontal axis.
         up: label of the vertical axis.
-        series: what is drawn.
-        places: names of the groups of bars; empty for a chart of points.
-        level: a value to compare with; it is drawn as a horizontal line.
+        series: the data.
+        places: names of the groups of bars; empty for a scatter chart.
+        level: a reference value, drawn as a horizontal line.
     """
 
     title: str
@@ -135,7 +135,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A target of a measurement: the value should reach `line`, or stay below it (`at_most`)."""
+    """A target: the measured value should be at least `line`, or at most if `at_most`."""
 
     what: str
     line: float
@@ -154,8 +154,11 @@ class Outcome:
 
     Attributes:
         result: figures for the JSON file.
-        sound: False if a required property failed, such as equal output.
-        name: name of the results' files, if it differs from the benchmark's name.
+        tables: the tables.
+        charts: charts for one picture.
+        targets: figures to judge; a missed target is no error.
+        sound: False if a required property does not hold, such as equal output.
+        name: name of the result files, if it differs from the benchmark's name.
     """
 
     result: Mapping[str, Any]
@@ -167,7 +170,7 @@ class Outcome:
 
     @property
     def shown(self) -> list[Table]:
-        """The tables, and one of the targets if there are any."""
+        """The tables, followed by a table of the targets if there are any."""
         rows = [
             (line.what, f"{'at most' if line.at_most else 'at least'} {line.line:.2f}",
              f"{line.measured:.3f}", yes(line.met))
@@ -178,16 +181,21 @@ class Outcome:
 
 
 def yes(value: bool) -> str:
-    """A truth value in words."""
+    """A truth value as a word; "NO" stands out."""
     return "yes" if value else "NO"
 
 
 def write(
     folder: Path, name: str, about: Mapping[str, Any], outcome: Outcome, note: str
 ) -> tuple[Path, Path]:
-    """Write `name`.json and `name`.md into a folder and return both paths.
+    """Write `name`.json and `name`.md, and return both paths.
 
-    The JSON begins with the fields `about`, which describe the run. The last table gets the note.
+    Args:
+        folder: the folder, created if missing.
+        name: name of the benchmark.
+        about: fields at the start of the JSON, which describe the run.
+        outcome: the result.
+        note: note below the last table.
     """
     folder.mkdir(parents=True, exist_ok=True)
     *tables, last = outcome.shown

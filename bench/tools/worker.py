@@ -1,7 +1,7 @@
 """A process that answers requests over a pipe: both ends of it.
 
-It also runs in the environments of other engines. So it needs the standard library only, and only
-plain lists, dictionaries, texts and numbers go through the pipe.
+The process may run in the environment of another engine. So this module needs only the standard
+library, and only lists, dictionaries, strings and numbers go through the pipe.
 """
 
 from __future__ import annotations
@@ -24,15 +24,21 @@ _SHOWN_LINES = 5
 
 
 class WorkerError(RuntimeError):
-    """A process under comparison died, gave no answer in time, or computes something else."""
+    """A compared process died, did not answer in time, or computes something else."""
 
 
 class Worker:
-    """A process that answers. A context manager: the process ends with the block.
+    """A process that answers requests. A context manager: the process ends with the block.
 
-    `command` starts the process, with `environment` beside our own variables and the number of its
-    end of the pipe as the last argument. The process then calls `serve`. An answer may take
-    `patience` seconds.
+    Args:
+        name: its name in errors.
+        command: starts the process, which calls `serve`; the number of its end of the pipe is
+            appended as the last argument.
+        environment: variables in addition to this process's.
+        patience: timeout of an answer in seconds.
+
+    Attributes:
+        pid: the process id.
     """
 
     def __init__(
@@ -71,7 +77,7 @@ class Worker:
         self._said.close()
 
     def ask(self, do: str, **values: object) -> Any:
-        """Have the process call its method `do`; returns what the method returns.
+        """Let the process call its method `do`, and return the result.
 
         Raises:
             WorkerError: the process died, or did not answer in time.
@@ -85,7 +91,7 @@ class Worker:
             raise self._died() from None
 
     def _died(self) -> WorkerError:
-        """The error, with the last lines of the process's output."""
+        """An error with the last lines of the process's output."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_SECONDS)
         self._said.seek(0)
@@ -95,9 +101,9 @@ class Worker:
 
 
 def serve(side: object) -> None:
-    """Call the methods of an object as a `Worker` asks, until the `Worker` closes the pipe.
+    """Call the methods of an object that a `Worker` asks for, until it closes the pipe.
 
-    An error ends the process; its last line on standard error is the reason.
+    An error ends the process; its last line on standard error gives the reason.
     """
     pipe = Connection(int(sys.argv[-1]))
     with contextlib.suppress(EOFError):

@@ -51,5 +51,5 @@ def test_too_few_prompts_and_a_folder_that_is_no_checkout_are_said(tmp_path: Pat
     (tmp_path / "file").write_text('{"prompt": "a", "output_tokens_count": 5}\n')
     prompts = from_file(tmp_path / "file")
     assert [prompt.output for prompt in prompts] == [5]
-    with pytest.raises(ConfigError, match="needs 4 prompts"):
+    with pytest.raises(ConfigError, match="needs 4 different prompts"):
         order._turn([greedy("tiny", prompt.text, 5) for prompt in prompts], 4)

@@ -71,6 +71,6 @@ def test_a_rounds_time_is_the_median_of_a_sides_passes_and_seldom_cases_have_few
 
 def test_rounds_are_given_up_if_others_always_compute() -> None:
     turns = Turns(allowed=-1.0)
-    with pytest.raises(DisturbedError, match="again and again"):
+    with pytest.raises(DisturbedError, match="other processes keep computing"):
         turns.measure({"ours": Side(1.0)}, CASES, rounds=1)
     assert turns.disturbed == 20
