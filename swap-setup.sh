@@ -1,26 +1,26 @@
 #!/usr/bin/env bash
-# Makes, activates and removes a swap file for the stack, which has limits of 4 GB of memory and 12 GB
-# of swap. The script needs only coreutils, util-linux, grep and awk.
+# Makes, activates and removes a swap file for the stack, whose limits are 4 GB of memory and 12 GB of
+# swap. The script needs only coreutils, util-linux, grep and awk.
 set -euo pipefail
-export LC_ALL=C # numbers have a point
+export LC_ALL=C # for decimal points in numbers
 
 usage() {
     cat <<'EOF'
 Usage: sudo ./swap-setup.sh [OPTION…]
 
-  --size SIZE        size of the swap file, as 12G or 512M (default: 12G; env SWAP_SIZE)
-  --path FILE        where it is (default: the file that this script has made; the first time
-                     swapfile-specops in the root folder, or on the disk with the most room
-                     where the root cannot hold swap; env SWAP_PATH)
+  --size SIZE        size of the swap file, such as 12G or 512M (default: 12G; env SWAP_SIZE)
+  --path FILE        the swap file (default: the file that this script made before; otherwise
+                     swapfile-specops in the root folder or, if that cannot hold swap, on the
+                     disk with the most room; env SWAP_PATH)
   --swappiness N     also set vm.swappiness, 0 to 200 (default: leave it; env SWAP_SWAPPINESS)
-  --persist          also after a reboot: an entry in /etc/fstab (and in /etc/sysctl.d)
-  --status           show what there is, change nothing
-  --remove           switch the file off, delete it and what --persist wrote; without --path
-                     every file that this script has made
+  --persist          keep the swap after a reboot: add it to /etc/fstab (and /etc/sysctl.d)
+  --status           show the machine's swap, change nothing
+  --remove           switch the file off, delete it and undo --persist; without --path for
+                     every file that this script made
   --dry-run          show what would be done, change nothing
-  --help             this text
+  --help             show this text
 
-Doing it twice changes nothing, and without --path so does a machine that has as much swap already.
+A second run changes nothing; without --path, nor does a first run where there is as much swap already.
 Exit status: 0 done, 1 failed, 2 wrong use, 3 this machine or container refuses swap (the stack fits
 into 4 GB without it), 4 not enough room on the disk.
 EOF
@@ -31,8 +31,8 @@ readonly KEEP_FREE=$((1 << 30)) # bytes that stay free on the file's disk
 readonly FILE_NAME=swapfile-specops
 readonly HOLD_SWAP=(ext2 ext3 ext4 xfs btrfs f2fs) # file systems that can hold swap files
 readonly MARK="# specops swap" # ends a line of fstab
-readonly LABEL=specops        # stands in the header of a swap file
-readonly PROBE=$((1 << 20))   # bytes of the file that finds out whether swap is allowed
+readonly LABEL=specops        # in the header of our swap files
+readonly PROBE=$((1 << 20))   # bytes of the file that tests whether swap is allowed
 
 fstab=${SWAP_FSTAB:-/etc/fstab} # another one for tests
 sysctl_file=$(dirname -- "$fstab")/sysctl.d/60-specops-swap.conf
@@ -41,7 +41,7 @@ path=${SWAP_PATH:-} # empty: found or chosen, see choose_path
 swappiness=${SWAP_SWAPPINESS:-}
 action=
 named=0  # whether the user gave the path
-found=() # the swap files of this script; with a path the one there
+found=() # the swap files that this script made; with a path, only that one
 persist=0
 dry_run=0
 
@@ -52,15 +52,15 @@ fail() { # STATUS MESSAGE…
     printf 'swap-setup: %s\n' "$*" >&2
     exit "$status"
 }
-run() { # COMMAND…: runs it, or shows it with --dry-run
+run() { # COMMAND…: runs it; with --dry-run, shows it
     if ((dry_run)); then say "would run: $*"; else "$@"; fi
 }
 human() { numfmt --to=iec --format=%.1f "$1"; }
 
 refuse() { # WHY
-    fail "$REFUSED" "$1. No swap here, then; the stack is made to fit into 4 GB without it."
+    fail "$REFUSED" "$1. This machine gets no swap; the stack fits into 4 GB without it."
 }
-act() { # ACTION: the one that is asked for
+act() { # ACTION: the requested one
     [[ -z $action || $action == "$1" ]] || fail 2 "--$action and --$1 exclude each other"
     action=$1
 }
@@ -69,7 +69,7 @@ parse_arguments() {
     while (($#)); do
         case $1 in
             --size | --path | --swappiness)
-                [[ -n ${2:-} ]] || fail 2 "$1 takes a value"
+                [[ -n ${2:-} ]] || fail 2 "$1 needs a value"
                 case $1 in
                     --size) size_text=$2 ;;
                     --path) path=$2 ;;
@@ -91,17 +91,17 @@ parse_arguments() {
     done
     if [[ ! $size_text =~ ^[0-9]{1,7}(\.[0-9]{1,3})?[KMGT]$ ]] ||
         ! size=$(numfmt --from=iec "$size_text") || ((size < 1 << 20)); then
-        fail 2 "--size takes 12G or 512M, at least 1M, not '$size_text'"
+        fail 2 "--size must be like 12G or 512M, at least 1M, not '$size_text'"
     fi
     size=$((size >> 20 << 20)) # whole MiB
     if [[ ! $swappiness =~ ^(|0|[1-9][0-9]{0,2})$ ]] || ((swappiness > 200)); then
-        fail 2 "--swappiness takes 0 to 200, not '$swappiness'"
+        fail 2 "--swappiness must be 0 to 200, not '$swappiness'"
     fi
     if [[ -n $path ]]; then
         if [[ $path != /* || $path == */ || $path == *[[:space:]\\]* ]]; then
-            fail 2 "--path takes the full path of a file, without blanks, not '$path'"
+            fail 2 "--path must be the full path of a file, without blanks, not '$path'"
         fi
-        path=$(realpath --canonicalize-missing -- "$path") # as /proc/swaps has it
+        path=$(realpath --canonicalize-missing -- "$path") # as in /proc/swaps
         named=1
     fi
     if [[ $action == remove ]] && ((persist)); then
@@ -110,7 +110,7 @@ parse_arguments() {
 }
 
 need_root() {
-    if ! ((dry_run)) && ((EUID != 0)); then fail 1 "changing swap takes root: sudo $0 …"; fi
+    if ! ((dry_run)) && ((EUID != 0)); then fail 1 "changing swap needs root: sudo $0 …"; fi
 }
 
 disks() { # lines "BYTES FOLDER": writable disks that can hold swap, the most room first
@@ -123,7 +123,7 @@ disks() { # lines "BYTES FOLDER": writable disks that can hold swap, the most ro
     done
 }
 
-ours() { # the files that this script has made: in fstab, active, or on a disk under its name
+ours() { # the files that this script made: in fstab, active, or on a disk under its name
     awk -v mark="$MARK" -v name="/$FILE_NAME\$" 'index($0, mark) || $1 ~ name { print $1 }' \
         "$fstab" 2>/dev/null || true
     local file folder
@@ -144,7 +144,7 @@ choose_path() { # sets: found, and path to the first of them or to the place for
     fi
     mapfile -t found < <(ours | awk '!seen[$0]++')
     path=${found[0]:-}
-    if [[ -z $path ]] && ! disks | grep ' /$' >/dev/null; then # no disk at /: in a container, for example
+    if [[ -z $path ]] && ! disks | grep ' /$' >/dev/null; then # no disk at /, as in a container
         path=$(disks | awk -v name="$FILE_NAME" 'NR == 1 { print $2 name }')
     fi
     path=${path:-/$FILE_NAME}
@@ -157,16 +157,16 @@ other_swap() { # bytes of the machine's other swap
         'NR > 1 && $1 != path { kib += $3 } END { printf "%.0f", kib * 1024 }' /proc/swaps
 }
 
-header() { # FILE FIRST COUNT: so many bytes of it, without zeros
+header() { # FILE FIRST COUNT: that many bytes of the file, without zeros
     { head -c $(($2 + $3)) -- "$1" | tail -c "$3" | tr -d '\0'; } 2>/dev/null || true
 }
 
 require_swap_file() { # ends the script if something else is at $path
     [[ -e $path ]] || return 0
-    if [[ -f $path && ! -r $path ]]; then fail 1 "reading $path takes root: sudo $0 …"; fi
-    # The signature stands at the end of the first page.
+    if [[ -f $path && ! -r $path ]]; then fail 1 "reading $path needs root: sudo $0 …"; fi
+    # The signature is at the end of the first page.
     if [[ ! -f $path || $(header "$path" $(($(getconf PAGE_SIZE) - 10)) 10) != SWAPSPACE2 ]]; then
-        fail 1 "$path is there and is not a swap file: not touched. --path names another."
+        fail 1 "$path exists and is not a swap file: not touched. Choose another with --path."
     fi
 }
 
@@ -176,18 +176,18 @@ meminfo() { # FIELD: bytes
 
 show_status() {
     say "Memory:      $(human "$(meminfo MemTotal)")"
-    say "Swap:        $(human "$(meminfo SwapTotal)"), of it free $(human "$(meminfo SwapFree)")"
+    say "Swap:        $(human "$(meminfo SwapTotal)"), $(human "$(meminfo SwapFree)") of it free"
     say "Swappiness:  $(cat /proc/sys/vm/swappiness)"
     for path in "${found[@]:-$path}"; do
         if active; then
             say "$path: active, $(human "$(stat -c %s -- "$path")")"
         elif [[ -e $path ]]; then
-            say "$path: there, not active"
+            say "$path: exists, not active"
         else
-            say "$path: not there"
+            say "$path: does not exist"
         fi
         if in_fstab; then
-            say "After a reboot: yes, $fstab has it"
+            say "After a reboot: yes, it is in $fstab"
         else
             say "After a reboot: no"
         fi
@@ -213,11 +213,11 @@ check_room() {
     if [[ -e $path ]]; then reusable=$(($(stat -c %b -- "$path") * 512)); fi
     if ((available + reusable < size + KEEP_FREE)); then
         fail "$NO_ROOM" "$folder has $(human "$available") free; $(human "$size") of swap and" \
-            "$(human "$KEEP_FREE") to spare are needed. --size or --path choose otherwise."
+            "$(human "$KEEP_FREE") to spare are needed. Change --size or --path."
     fi
 }
 
-make_file() { # BYTES: makes a swap file beside the path, in its place or not at all
+make_file() { # BYTES: makes a swap file named like the path with .partial after it
     (umask 077 && : >"$path.partial")
     if [[ $file_system == btrfs ]]; then # no copy-on-write and no compression below swap
         chattr +C -- "$path.partial" || refuse "$path cannot be taken out of btrfs' copy-on-write"
@@ -230,7 +230,7 @@ make_file() { # BYTES: makes a swap file beside the path, in its place or not at
     mkswap --label "$LABEL" -- "$path.partial" >/dev/null
 }
 
-swap_on() { # FILE: ends the script if the machine refuses, and leaves no file then
+swap_on() { # FILE: if the machine refuses, deletes the file and ends the script
     local words
     if ! words=$(swapon -- "$1" 2>&1); then
         rm -f -- "$1"
@@ -241,12 +241,12 @@ swap_on() { # FILE: ends the script if the machine refuses, and leaves no file t
 activate() {
     if ((dry_run)); then
         switch_off
-        say "would make: $path, $(human "$size"), for root alone"
+        say "would make: $path, $(human "$size"), readable by root only"
         say "would run: swapon -- $path"
         return
     fi
     trap 'rm -f -- "$path.partial"' EXIT
-    # A small file shows whether swap is allowed, before the room is taken and the old file is off.
+    # A small file shows whether swap is allowed, before the old file is switched off.
     make_file "$PROBE"
     swap_on "$path.partial"
     swapoff -- "$path.partial"
@@ -260,7 +260,7 @@ activate() {
 
 switch_off() {
     if active && ! run swapoff -- "$path"; then
-        fail 1 "$path cannot be switched off: too little free memory to take back what it holds"
+        fail 1 "$path cannot be switched off: its contents do not fit into free memory"
     fi
 }
 
@@ -297,13 +297,13 @@ persist_it() {
     fi
 }
 
-forget_it() { # takes the file's line out of fstab; with the last line goes what sets the swappiness
+forget_it() { # removes the file's line from fstab; with the last line, also the swappiness
     local rest
     if grep -qsF "$MARK" "$fstab"; then
         rest=$(awk -v path="$path" -v mark="$MARK" '$1 != path || !index($0, mark)' "$fstab")
         if [[ $rest != "$(<"$fstab")" ]]; then
             if ((dry_run)); then
-                say "would take $path out of $fstab"
+                say "would remove $path from $fstab"
             else
                 printf '%s' "${rest:+$rest$'\n'}" >"$fstab"
             fi
@@ -318,7 +318,7 @@ add_swap() {
     if active && (($(stat -c %s -- "$path") == size)); then
         say "$path is active already, $(human "$size")."
     elif ! ((named)) && ! active && (($(other_swap) >= size)); then
-        say "This machine has $(human "$(other_swap)") of swap already: nothing to add."
+        say "This machine already has $(human "$(other_swap)") of swap: nothing to add."
         set_swappiness
         return
     else
@@ -333,15 +333,15 @@ add_swap() {
 
 remove_swap() {
     need_root
-    if ! ((${#found[@]})); then say "There is no swap file of this script: nothing to remove."; fi
+    if ! ((${#found[@]})); then say "This script has made no swap file: nothing to remove."; fi
     for path in "${found[@]}"; do
         require_swap_file
         if [[ -e $path ]]; then
             switch_off
             run rm -f -- "$path"
-            ((dry_run)) || say "$path is gone."
+            ((dry_run)) || say "$path is removed."
         else
-            say "$path is not there: nothing to remove."
+            say "$path does not exist: nothing to remove."
         fi
         forget_it
     done

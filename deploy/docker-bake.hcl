@@ -1,6 +1,6 @@
-// The images of both architectures, from wheels that scripts/wheels has made: nothing is compiled in an
-// emulator. `docker buildx bake --file deploy/docker-bake.hcl` in the root of the repository builds them;
-// with --push they go where TAG says.
+// Builds images for both architectures from the wheels that scripts/wheels made, so that nothing is
+// compiled in an emulator: `docker buildx bake --file deploy/docker-bake.hcl` in the repository's root;
+// --push pushes them to TAG.
 
 variable "TAG" {
   default = "specops-api:latest"

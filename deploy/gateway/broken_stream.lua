@@ -1,8 +1,8 @@
 -- If a replica is killed in the middle of a stream, the client gets its protocol's error event.
 --
--- Envoy runs no filter after a chunked body has broken off. So the gateway asks replicas for streams that
--- end with their connection (x-specops-unframed). A replica ends a complete stream with the byte EOT, which
--- no event contains. This filter removes the byte; the client gets chunks as usual.
+-- Envoy runs no filter after a chunked body breaks off. So the gateway requests streams that end with their
+-- connection (x-specops-unframed), and replicas end each complete stream with the byte EOT, which no event
+-- contains. This filter removes the byte; the client gets chunks as usual.
 local EOT = '\4'
 local MESSAGE = 'the replica that wrote this answer is gone; ask again'
 local OPENAI = 'data: {"error":{"message":"%s","type":"server_error","param":null,"code":"replica_gone"}}\n\n'
@@ -20,7 +20,7 @@ function envoy_on_response(handle)
   local headers = handle:headers()
   if not headers:get('x-specops-unframed') then return end
   headers:remove('x-specops-unframed')
-  local id = headers:get('x-request-id') -- visible ASCII, as a replica answers with
+  local id = headers:get('x-request-id') -- visible ASCII: replicas send no other
   local event = handle:streamInfo():dynamicMetadata():get('broken_stream').event
   event = event:format(MESSAGE, id and '"' .. id:gsub('[\\"]', '\\%0') .. '"' or 'null')
   local last = ''
@@ -30,8 +30,8 @@ function envoy_on_response(handle)
       last = chunk:getBytes(length - 1, 1)
       if last == EOT then chunk:setBytes(chunk:getBytes(0, length - 1)) end
     elseif last ~= EOT then -- the end of the body is an empty chunk
-      local apart = last == '\n' and '' or '\n\n' -- half an event comes before it
-      chunk:setBytes(apart .. event)
+      local gap = last == '\n' and '' or '\n\n' -- ends the half event before it
+      chunk:setBytes(gap .. event)
     end
   end
 end

@@ -1,13 +1,13 @@
--- If every replica that was asked answers 429, the client gets the shortest Retry-After of them.
+-- If every replica that Envoy tries answers 429, the client gets the shortest Retry-After.
 --
--- The filter runs once for each replica that gets the request. Envoy passes the last answer on, so each
--- refusal gets the shortest Retry-After so far. The waits of earlier tries are kept by the request's id,
--- in two generations of at most MOST requests, so that the memory is bounded.
-local MOST = 1000
+-- The filter runs once per replica that gets the request. Envoy forwards the last answer, so each refusal
+-- gets the shortest Retry-After so far. Waits of earlier tries are kept by request id, in two generations
+-- of at most MAX_KEPT requests, so that memory is bounded.
+local MAX_KEPT = 1000
 local young, old, count = {}, {}, 0
 
 local function remember(id, wait)
-  if count == MOST then young, old, count = {}, young, 0 end
+  if count == MAX_KEPT then young, old, count = {}, young, 0 end
   if young[id] == nil then count = count + 1 end
   young[id] = wait
 end

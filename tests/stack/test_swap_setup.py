@@ -34,7 +34,9 @@ def swap_setup(*options: object, path: Path, through: tuple[str, ...] = ()) -> F
 @pytest.fixture(scope="module")
 def own_swap_is_off() -> None:
     """Without --path the script finds the files that it has made on this machine."""
-    if "not there" not in (shown := run(SCRIPT, "--status", env={"SWAP_FSTAB": "/nowhere"}).stdout):
+    if "does not exist" not in (
+        shown := run(SCRIPT, "--status", env={"SWAP_FSTAB": "/nowhere"}).stdout
+    ):
         pytest.skip(f"this machine has a swap file of the script: {shown}")
 
 
@@ -90,59 +92,59 @@ MAKE_A = "setup --path DISK/a --size 4M"
 KEEP_A = f"{MAKE_A} --persist"
 OTHER_SWAP = "dd if=/dev/zero of=DISK/o bs=1K count=4100 && mkswap DISK/o && swapon DISK/o"
 BY_VARIABLES = "SWAP_SIZE=8M SWAP_PATH=DISK/e SWAP_SWAPPINESS=1"
-DRY = """would make: DISK/e, 8.0M, for root alone
+DRY = """would make: DISK/e, 8.0M, readable by root only
 would run: swapon -- DISK/e
 would set vm.swappiness=1
 """
 CALLS = [
-    Call("--size much", WRONG_USE, "--size takes 12G or 512M, at least 1M, not 'much'"),
-    Call("--size '1 G'", WRONG_USE, "--size takes 12G or 512M, at least 1M, not '1 G'"),
-    Call("--size 10", WRONG_USE, "--size takes 12G or 512M, at least 1M, not '10'"),
-    Call("--size 9999999999999G", WRONG_USE, "--size takes 12G or 512M"),
-    Call("--size", WRONG_USE, "--size takes a value"),
-    Call("--swappiness 201", WRONG_USE, "--swappiness takes 0 to 200, not '201'"),
-    Call("--swappiness 008", WRONG_USE, "--swappiness takes 0 to 200, not '008'"),
-    Call("--path ''", WRONG_USE, "--path takes a value"),
-    Call("--path swap", WRONG_USE, "--path takes the full path of a file"),
+    Call("--size much", WRONG_USE, "--size must be like 12G or 512M, at least 1M, not 'much'"),
+    Call("--size '1 G'", WRONG_USE, "--size must be like 12G or 512M, at least 1M, not '1 G'"),
+    Call("--size 10", WRONG_USE, "--size must be like 12G or 512M, at least 1M, not '10'"),
+    Call("--size 9999999999999G", WRONG_USE, "--size must be like 12G or 512M"),
+    Call("--size", WRONG_USE, "--size needs a value"),
+    Call("--swappiness 201", WRONG_USE, "--swappiness must be 0 to 200, not '201'"),
+    Call("--swappiness 008", WRONG_USE, "--swappiness must be 0 to 200, not '008'"),
+    Call("--path ''", WRONG_USE, "--path needs a value"),
+    Call("--path swap", WRONG_USE, "--path must be the full path of a file"),
     Call("--status --remove", WRONG_USE, "--status and --remove exclude each other"),
     Call("--remove --persist", WRONG_USE, "--remove and --persist exclude each other"),
     Call("--fast", WRONG_USE, "unknown option --fast; --help lists them"),
     Call("--path DISK/a --size 900T", NO_ROOM, "900.0T of swap"),
     Call("--path DISK/no/a --size 4M", 1, "there is no folder DISK/no"),
-    Call("--path DISK", 1, "DISK is there and is not a swap file: not touched"),
-    Call("--remove --path /dev/null", 1, "/dev/null is there and is not a swap file"),
-    Call("--remove", 0, "There is no swap file of this script: nothing to remove."),
+    Call("--path DISK", 1, "DISK exists and is not a swap file: not touched"),
+    Call("--remove --path /dev/null", 1, "/dev/null exists and is not a swap file"),
+    Call("--remove", 0, "This script has made no swap file: nothing to remove."),
     Call("--remove --dry-run", 0, "nothing to remove"),
-    Call("--status", 0, f"{NAME}: not there"),
+    Call("--status", 0, f"{NAME}: does not exist"),
     Call("--path DISK/a --size 4M", 0, "DISK/a is active, 4.0M.", "a"),
     Call("--path DISK/a --size 4M", 0, "DISK/a is active already", "a", (MAKE_A,)),
     # Without a path each means the files that were made, wherever they lie.
     Call("--status", 0, "DISK/a: active, 4.0M", "a", (MAKE_A,)),
     Call("--status", 0, "After a reboot: yes", "a", (KEEP_A,)),
-    Call("--status", 0, "DISK/a: there, not active", "", (KEEP_A, "swapoff DISK/a")),
+    Call("--status", 0, "DISK/a: exists, not active", "", (KEEP_A, "swapoff DISK/a")),
     Call("--size 8M", 0, "DISK/a is active, 8.0M.", "a", (KEEP_A,)),
-    Call("--remove", 0, "DISK/a is gone.", "", (MAKE_A,)),
-    Call("--remove", 0, "DISK/a is gone.", "", (KEEP_A, "swapoff DISK/a")),
-    Call("--remove", 0, "DISK/b is gone.", "", (KEEP_A, KEEP_A.replace("/a", "/b"))),
+    Call("--remove", 0, "DISK/a is removed.", "", (MAKE_A,)),
+    Call("--remove", 0, "DISK/a is removed.", "", (KEEP_A, "swapoff DISK/a")),
+    Call("--remove", 0, "DISK/b is removed.", "", (KEEP_A, KEEP_A.replace("/a", "/b"))),
     Call("--remove --dry-run", 0, "would run: swapoff -- DISK/a", "a", (KEEP_A,)),
-    Call("--remove --path DISK/b", 0, "DISK/b is not there", "a", (KEEP_A,)),
+    Call("--remove --path DISK/b", 0, "DISK/b does not exist", "a", (KEEP_A,)),
     Call(
         "--status",
         0,
-        f"DISK/{NAME}: not there",
+        f"DISK/{NAME}: does not exist",
         "",
         (f"printf '\n%s none\n' DISK/{NAME} >>DISK/fstab",),
     ),
     # Swap that others made.
-    Call("--size 4M --dry-run", 0, "4.0M of swap already: nothing to add", "o", (OTHER_SWAP,)),
+    Call("--size 4M --dry-run", 0, "already has 4.0M of swap: nothing to add", "o", (OTHER_SWAP,)),
     Call("--size 4M --path DISK/a", 0, "DISK/a is active, 4.0M", "a o", (OTHER_SWAP,)),
-    Call("--remove", 0, "There is no swap file of this script", "o", (OTHER_SWAP,)),
+    Call("--remove", 0, "This script has made no swap file", "o", (OTHER_SWAP,)),
     Call(f"{BY_VARIABLES} setup --dry-run", 0, DRY),
     # A name is not the file.
-    Call("--remove --path DISK/./x/../a", 0, "DISK/a is gone.", "", (KEEP_A,)),
-    Call("--remove --path DISK/l/a", 0, "DISK/a is gone.", "", (KEEP_A, "ln -s DISK DISK/l")),
-    Call("--remove --path DISK/t", 1, "DISK/t is there and", "", ("echo not swap >DISK/t",)),
-    Call("--size 4M --path DISK/t", 1, "DISK/t is there and", "", ("echo not swap >DISK/t",)),
+    Call("--remove --path DISK/./x/../a", 0, "DISK/a is removed.", "", (KEEP_A,)),
+    Call("--remove --path DISK/l/a", 0, "DISK/a is removed.", "", (KEEP_A, "ln -s DISK DISK/l")),
+    Call("--remove --path DISK/t", 1, "DISK/t exists and", "", ("echo not swap >DISK/t",)),
+    Call("--size 4M --path DISK/t", 1, "DISK/t exists and", "", ("echo not swap >DISK/t",)),
 ]
 
 
@@ -178,7 +180,7 @@ def test_a_call_answers_in_words_that_are_true(
         assert line.startswith("swap-setup: ")
     left = {path.name for path in disk.iterdir() if active(path)}
     assert left == set(call.left.split())
-    for name in re.findall(rf"{disk}/(\w+) is gone", done.stdout):
+    for name in re.findall(rf"{disk}/(\w+) is removed", done.stdout):
         assert not (disk / name).exists()
         assert f"{disk}/{name}" not in fstab.read_text()
     assert fstab.read_text().startswith(OTHER_LINE.rstrip("\n"))
