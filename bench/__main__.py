@@ -82,10 +82,10 @@ def _publish(options: argparse.Namespace, machine: Machine, name: str, outcome: 
     print(f"{machine.line}\n", flush=True)
     about = {"quick": options.quick, "machine": asdict(machine)}
     written = [*write(options.results, name, about, outcome, f"measured on {machine.line}")]
-    if outcome.charts:
+    if outcome.chart is not None:
         from bench.tools.plots import save  # noqa: PLC0415 - drawing takes time to import
 
-        written.append(save(options.results / name, outcome.charts))
+        written.append(save(options.results / name, outcome.chart))
     for path in written:
         progress(f"wrote {path}")
 

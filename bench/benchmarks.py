@@ -33,17 +33,18 @@ class Benchmark(NamedTuple):
     text: str
 
 
-def _attention(options: argparse.Namespace, plan: attention.Plan) -> Outcome:
+def _other(options: argparse.Namespace) -> Path:
+    """The other checkout, which the benchmark needs."""
     if options.other is None:
-        raise ConfigError("attention compares with another checkout: --other FOLDER")
-    return attention.run(chosen(tuple(attention.SHAPES), options.only), options.other, plan)
+        raise ConfigError(f"{options.benchmark} compares with another checkout: --other FOLDER")
+    other: Path = options.other
+    return other
 
 
 def _before(options: argparse.Namespace, plan: before.Plan) -> Outcome:
-    if options.other is None:
-        raise ConfigError("before compares with another checkout: --other FOLDER")
+    other = _other(options)
     models = [] if options.skip_tinyllama else [tinyllama()]
-    return before.run([*models, configured()], options.other, plan)
+    return before.run([*models, configured()], other, plan)
 
 
 def _order(options: argparse.Namespace, plan: order.Plan) -> Outcome:
@@ -118,7 +119,8 @@ BENCHMARKS = {
         "the time of a pass by operator",
     ),
     "attention": Benchmark(
-        _attention, attention.FULL, attention.QUICK,
+        lambda o, plan: attention.run(chosen(attention.SHAPES, o.only), _other(o), plan),
+        attention.FULL, attention.QUICK,
         "attention alone by past, rows and cache, against another checkout",
     ),
     "before": Benchmark(_before, before.FULL, before.QUICK, "steps, against another checkout"),

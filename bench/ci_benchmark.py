@@ -10,18 +10,16 @@ under two minutes.
 Other processes disturb single measurements. So the gate judges the median of the ratios of
 neighbouring runs, or the ratio of the total times if that is larger: on creative text most prompts
 lose a little and a few gain much (0.96 and 1.00 on a Zen 3). While a kind of text is below the
-limit, more rounds of it are measured, up to `--most-rounds`, and all rounds count. The first round
+limit, more rounds of it are measured, up to 48, and all rounds count. The first round
 with either ratio above the limit ends the measurement. So a loss just beyond the limit may pass; a
 loss twice as large will not. A machine that disturbs one side throughout fails correct code: run
 the gate again on a quiet one.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from bench.models import configured
 from bench.prompts import CATEGORIES, CODE, by_category
@@ -88,13 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     machine, model = describe(), configured()
     slots = max(model.settings.slots, AT_ONCE)
     runner = Runner.load(replace(model, settings=replace(model.settings, slots=slots)))
-    verdicts = [decide(part, lambda p=part: rounds_of(p, runner), options.most_rounds)
-                for part in parts]  # fmt: skip
+    verdicts = [decide(part, lambda p=part: rounds_of(p, runner)) for part in parts]
     print(machine.line)
     print(table(verdicts).text())
-    if options.json:
-        found = [asdict(verdict) for verdict in verdicts]
-        options.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
     complaints = [complaint for verdict in verdicts for complaint in verdict.complaints]
     for complaint in complaints:
         print(f"FAILED: {complaint}", file=sys.stderr)
@@ -110,7 +104,7 @@ def rounds_of(part: Part, runner: Runner) -> Measured:
     return ways.measure(runner, [runner.own], prompts, sizes)
 
 
-def decide(part: Part, measure: Callable[[], Measured], most_rounds: int) -> Verdict:
+def decide(part: Part, measure: Callable[[], Measured], most_rounds: int = _MAX_ROUNDS) -> Verdict:
     """Measure until there is no complaint or `most_rounds` are done; judge all rounds together.
 
     `measure` runs `ROUNDS` more rounds; it is called at least once.
@@ -159,10 +153,6 @@ def _parser() -> argparse.ArgumentParser:
         default=0.97,
         help=f"share of plain decoding's speed with {AT_ONCE} clients that ask for code",
     )
-    parser.add_argument(
-        "--most-rounds", type=int, default=_MAX_ROUNDS, help="maximum before a loss counts"
-    )
-    parser.add_argument("--json", type=Path, help="file for the figures")
     return parser
 
 

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from specops.models import convert as export
 from specops.models.folder import ModelFolder
 from specops.models.prepare import choose, prepare
 from specops.presets import DEMO
+from specops.system.folders import atomic_folder
 from tests import checkpoints, random_weights
 from tests.checkpoints import make_checkpoint, make_llama_checkpoint
 from tests.eagle_heads import write_head
@@ -158,30 +159,33 @@ def head_shape(name: str, cache: Path = CACHE) -> Path:
     """The checkpoint of a published draft head with random weights, next to the shapes."""
     folder = _home(cache) / name.rpartition("/")[2]
     if not folder.is_dir():
-        part = folder.with_suffix(".part")
-        shutil.rmtree(part, ignore_errors=True)
-        REPOSITORIES[name].write(part, None)
-        part.rename(folder)
+        with atomic_folder(folder) as part:
+            REPOSITORIES[name].write(part, None)
     return folder
 
 
 def _home(cache: Path) -> Path:
-    """The folder for exports of this exporter's version; removes those of other versions."""
-    digest = hashlib.sha256(weights_digest().encode())
-    for path in sorted(Path(export.__file__).parent.rglob("*.py")):
+    """The folder for exports of this exporter's version."""
+    return current_folder(cache, "shapes", Path(export.__file__).parent.rglob("*.py"))
+
+
+def current_folder(cache: Path, name: str, sources: Iterable[Path] = (), *more: str) -> Path:
+    """The folder for models that the current sources make; removes those of other versions.
+
+    Args:
+        cache: where the folder is.
+        name: start of the folder's name.
+        sources: files that make the models, in addition to those that draw random checkpoints.
+        more: whatever else the models depend on.
+    """
+    digest = hashlib.sha256("\n".join(more).encode())
+    drawing = (Path(str(module.__file__)) for module in (checkpoints, random_weights))
+    for path in (*drawing, *sorted(sources)):
         digest.update(path.read_bytes())
-    home = cache / f"shapes-{digest.hexdigest()[:12]}"
-    for outdated in set(cache.glob("shapes-*")) - {home}:
+    home = cache / f"{name}-{digest.hexdigest()[:12]}"
+    for outdated in set(cache.glob(f"{name}-*")) - {home}:
         shutil.rmtree(outdated)
     return home
-
-
-def weights_digest() -> str:
-    """A digest of the code that draws the random checkpoints."""
-    digest = hashlib.sha256()
-    for module in (checkpoints, random_weights):
-        digest.update(Path(str(module.__file__)).read_bytes())
-    return digest.hexdigest()
 
 
 def tinyllama_checkpoint(path: Path, dtype: str = "bfloat16") -> None:

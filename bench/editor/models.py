@@ -10,7 +10,7 @@ from pathlib import Path
 
 import gguf
 
-from bench.models import weights_digest
+from bench.models import current_folder
 from bench.peers.environment import install
 from bench.peers.models import run_module
 from bench.tools.report import progress
@@ -30,7 +30,7 @@ _GAP = {  # Qwen2.5's ids
 
 def coder(name: str, cache: Path) -> Path:
     """The GGUF of a repository's shape. The first call writes it, which takes minutes."""
-    home = cache / f"editor-{weights_digest()[:12]}"
+    home = current_folder(cache, "editor")
     file = home / f"{name.rpartition('/')[2]}-{KIND}.gguf"
     if file.is_file():
         return file

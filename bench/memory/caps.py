@@ -99,12 +99,6 @@ def outcome(name: str, entries: Sequence[Entry], load: Load, judged: set[str]) -
 
 def table(entries: Sequence[Entry], load: Load) -> Table:
     """A row per case."""
-    columns = (
-        *("weights", "cap GB", "swap", "ending", "slots", "context", "KV tokens", "ready s"),
-        *("first s", "load s", "tokens/s", "most at once", "preempted"),
-        *("answered", "429", "504", "failed"),
-        *("peak anonymous MB", "peak swap MB", "major faults/s", "OOM kills", "others' cores"),
-    )
     notes = (
         "; ".join(f"{name}: {title}" for name, title in TITLES.items())
         + "; random weights, whose draft tokens are all rejected: this is plain decoding",
@@ -116,7 +110,7 @@ def table(entries: Sequence[Entry], load: Load) -> Table:
         "major faults: pages of files or swap read from the disk; others' cores: CPU time of the "
         "rest of the machine during the load",
     )
-    return Table("Under memory caps", columns, [_cells(entry) for entry in entries], notes)
+    return Table.of("Under memory caps", [_row(entry) for entry in entries], notes)
 
 
 def _span(pair: tuple[int, int]) -> str:
@@ -124,22 +118,37 @@ def _span(pair: tuple[int, int]) -> str:
     return str(least) if least == most else f"{least} to {most}"
 
 
-def _cells(entry: Entry) -> tuple[str, ...]:
-    swap = f"{SWAP_BYTES // GB} GB" if entry["swap"] else "none"
-    cells = [f"{entry['model']} {entry['quant']}", f"{entry['cap_gb']:.1f}", swap]
-    cells.append(entry["ending"][:60])
-    planned = ("slots", "context", "kv_tokens")
-    cells += [f"{entry[what]:,}" if entry["slots"] else "" for what in planned]
-    cells.append(f"{entry['start_seconds']:.1f}" if entry["slots"] else "")
-    counts = ("most_running", "preempted", "answered", "shed", "late", "failed_requests")
-    served = entry["seconds"] > 0
-    if served:
-        rate = entry["tokens"] / entry["seconds"]
-        cells += [f"{entry['first_seconds']:.1f}", f"{entry['seconds']:.0f}"]
-        cells.append(f"{rate:.1f}" if entry["ending"] == "served" else "")
-        cells += [str(entry[what]) for what in counts]
-    else:
-        cells += [""] * (3 + len(counts))
-    cells += [f"{entry[peak] / 1e6:.0f}" for peak in ("peak_anonymous", "peak_swap")]
-    cells.append(f"{entry['major_faults'] / entry['seconds']:.0f}" if served else "")
-    return (*cells, str(entry["oom_kills"]), f"{entry['strangers']:.2f}" if served else "")
+def _row(entry: Entry) -> dict[str, str]:
+    """A case's cells; a service that the plan refused, or that never answered, has few."""
+    planned, served = bool(entry["slots"]), entry["seconds"] > 0
+
+    def count(name: str, known: bool = served) -> str:
+        return f"{entry[name]:,}" if known else ""
+
+    def rate(name: str, known: bool = served) -> str:
+        return f"{entry[name] / entry['seconds']:.{1 if name == 'tokens' else 0}f}" if known else ""
+
+    return {
+        "weights": f"{entry['model']} {entry['quant']}",
+        "cap GB": f"{entry['cap_gb']:.1f}",
+        "swap": f"{SWAP_BYTES // GB} GB" if entry["swap"] else "none",
+        "ending": entry["ending"][:60],
+        "slots": count("slots", planned),
+        "context": count("context", planned),
+        "KV tokens": count("kv_tokens", planned),
+        "ready s": f"{entry['start_seconds']:.1f}" if planned else "",
+        "first s": f"{entry['first_seconds']:.1f}" if served else "",
+        "load s": f"{entry['seconds']:.0f}" if served else "",
+        "tokens/s": rate("tokens", served and entry["ending"] == "served"),
+        "most at once": count("most_running"),
+        "preempted": count("preempted"),
+        "answered": count("answered"),
+        "429": count("shed"),
+        "504": count("late"),
+        "failed": count("failed_requests"),
+        "peak anonymous MB": f"{entry['peak_anonymous'] / 1e6:.0f}",
+        "peak swap MB": f"{entry['peak_swap'] / 1e6:.0f}",
+        "major faults/s": rate("major_faults"),
+        "OOM kills": str(entry["oom_kills"]),
+        "others' cores": f"{entry['strangers']:.2f}" if served else "",
+    }

@@ -30,6 +30,7 @@ CAP_GB = 4.0
 _CONVERTER_BYTES = 2 * GB  # without swap
 _PEAK = "converter-peak"  # a file in the folder of an export
 _MAX_TIME = 1.15  # time per byte, relative to TinyLlama's shape
+_PER_BYTE = "time per byte ÷ TinyLlama's"
 _QUANT = "int4"
 _CONTEXT = 1024
 _COMMAND = (sys.executable, "-m", "bench.runtime.before_worker")
@@ -125,17 +126,17 @@ def outcome(found: Mapping[str, Found], plan: Plan) -> Outcome:
     for name, one in found.items():
         served = one.served
         rows.append(
-            (
-                name,
-                f"{one.converter / 1e6:,.0f}",
-                served.ending[:60],
-                f"{served.peak_anonymous / 1e6:,.0f}",
-                f"{served.kv_tokens:,}",
-                f"{served.tokens_per_second:.1f}",
-                f"{one.weights / 1e6:,.0f}",
-                Summary.of(one.ms).spread(1),
-                one.time.spread(),
-            )
+            {
+                "shape": name,
+                "converter's anonymous MB": f"{one.converter / 1e6:,.0f}",
+                f"under {CAP_GB:g} GB": served.ending[:60],
+                "peak anonymous MB": f"{served.peak_anonymous / 1e6:,.0f}",
+                "KV tokens": f"{served.kv_tokens:,}",
+                "tokens/s": f"{served.tokens_per_second:.1f}",
+                "MB a token reads": f"{one.weights / 1e6:,.0f}",
+                "ms a token": Summary.of(one.ms).spread(1),
+                _PER_BYTE: one.time.spread(),
+            }
         )
         served_share = float(served.ending == "served")
         targets += [
@@ -143,18 +144,8 @@ def outcome(found: Mapping[str, Found], plan: Plan) -> Outcome:
                 f"{name}: converter's peak, GB", _CONVERTER_BYTES / GB, one.converter / GB, True
             ),
             Target(f"{name}: served under {CAP_GB:g} GB", 1.0, served_share),
-            Target(f"{name}: time of a byte ÷ TinyLlama's", _MAX_TIME, one.time.median, True),
+            Target(f"{name}: {_PER_BYTE}", _MAX_TIME, one.time.median, True),
         ]
-    columns = (
-        *("shape", "converter's anonymous MB", f"under {CAP_GB:g} GB", "peak anonymous MB"),
-        *(
-            "KV tokens",
-            "tokens/s",
-            "MB a token reads",
-            "ms a token",
-            "time of a byte ÷ TinyLlama's",
-        ),
-    )
     notes = (
         f"random weights in {_QUANT}; two clients for {plan.seconds:g} s under the cap; one token "
         f"after 200: {plan.rounds} rounds of {plan.steps} steps, in turns with TinyLlama's shape, "
@@ -163,5 +154,5 @@ def outcome(found: Mapping[str, Found], plan: Plan) -> Outcome:
         "cannot drop its anonymous memory, unlike pages of checkpoint and export",
     )
     result: dict[str, Any] = {name: asdict(one) for name, one in found.items()}
-    table = Table("Whole shapes with random weights", columns, rows, notes)
+    table = Table.of("Whole shapes with random weights", rows, notes)
     return Outcome({"shapes": result}, [table], targets=targets)

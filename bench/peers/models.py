@@ -4,7 +4,6 @@ llama.cpp's quantizer writes every GGUF, and llama.cpp and we read the same file
 model of the checkpoint, NNCF's int4, which is compared with our int4 and with every GGUF.
 """
 
-import hashlib
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -14,11 +13,18 @@ from typing import NamedTuple
 
 import gguf
 
-from bench.models import BenchModel, BuildError, plain, tinyllama, tinyllama_checkpoint
-from bench.models import weights_digest as digest_of_weights
+from bench.models import (
+    BenchModel,
+    BuildError,
+    current_folder,
+    plain,
+    tinyllama,
+    tinyllama_checkpoint,
+)
 from bench.peers.environment import PINNED, install
 from bench.tools.report import progress
 from specops.presets import chat_model
+from specops.system.folders import atomic_folder
 from tests.models.convert.gguf.files import write_gguf
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -73,29 +79,22 @@ def peer_models(
         write_checkpoint: writes the Llama checkpoint in float16.
         cache: keeps the files.
     """
-    # Changes with the weights, the code that writes the files and the peers' versions.
-    digest = hashlib.sha256("\n".join((digest_of_weights(), *PINNED, *TYPES)).encode())
-    for writer in _WRITERS:
-        digest.update((Path(__file__).parent / f"{writer}.py").read_bytes())
-    home = cache / f"peers-{digest.hexdigest()[:12]}"
+    writers = (Path(__file__).parent / f"{writer}.py" for writer in _WRITERS)
+    home = current_folder(cache, "peers", writers, *PINNED, *TYPES)
     files = {kind: home / f"{kind}.gguf" for kind in TYPES} | {OPENVINO: home / "int4.xml"}
     if home.is_dir():
         return files
-    for outdated in cache.glob("peers-*"):
-        shutil.rmtree(outdated)
-    part = home.with_suffix(".part")
-    checkpoint, whole = part / "checkpoint", part / "float16.gguf"
-    progress(f"writing the random checkpoint once more, for the peers, to {checkpoint}")
-    part.mkdir(parents=True)
-    write_checkpoint(checkpoint)
-    progress(f"quantizing it with llama.cpp: {', '.join(TYPES)}")
-    write_gguf(checkpoint, whole, lambda name: gguf.GGMLQuantizationType.F16)
-    run_module(python, "llama_model", whole, part, *TYPES)
-    whole.unlink()
-    progress("quantizing it with NNCF")
-    run_module(python, "openvino_model", checkpoint, part / files[OPENVINO].name)
-    shutil.rmtree(checkpoint)
-    part.rename(home)
+    with atomic_folder(home) as part:
+        checkpoint, whole = part / "checkpoint", part / "float16.gguf"
+        progress(f"writing the random checkpoint once more, for the peers, to {checkpoint}")
+        write_checkpoint(checkpoint)
+        progress(f"quantizing it with llama.cpp: {', '.join(TYPES)}")
+        write_gguf(checkpoint, whole, lambda name: gguf.GGMLQuantizationType.F16)
+        run_module(python, "llama_model", whole, part, *TYPES)
+        whole.unlink()
+        progress("quantizing it with NNCF")
+        run_module(python, "openvino_model", checkpoint, part / files[OPENVINO].name)
+        shutil.rmtree(checkpoint)
     return files
 
 

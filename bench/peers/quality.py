@@ -36,7 +36,7 @@ from bench.peers.compare import (
 from bench.peers.environment import install
 from bench.peers.models import LLAMA_CPP, OURS, run_module
 from bench.runtime.forward import Divergence, divergence, log_softmax
-from bench.tools.report import Chart, Outcome, Series, Summary, Table, progress, ratios
+from bench.tools.report import Chart, Outcome, Summary, Table, progress, ratios
 from specops.config import ConfigError
 from specops.engine.engine import NO_DRAFTER
 from specops.models.convert.calibration.samples import draw_samples
@@ -263,9 +263,9 @@ def outcome(title: str, found: Mapping[str, Quality], measured: Measured) -> Out
             for case, ms in times.items()
         ]
     table = Table(f"Quality and speed: {title}", (*columns, "ms, prompt of 512"), rows, notes)
-    series = [
-        Series(name, [figures.kl], across=[Summary.of(times[_DECODE][name]).median])
+    points = {
+        name: (Summary.of(times[_DECODE][name]).median, figures.kl)
         for name, figures in found.items()
-    ]
-    chart = Chart(table.title, "ms per token", "mean KL to fp32", series)
-    return Outcome({"threads": THREADS, "kinds": kinds}, [table], [chart])
+    }
+    chart = Chart(table.title, "ms per token", "mean KL to fp32", points)
+    return Outcome({"threads": THREADS, "kinds": kinds}, [table], chart)

@@ -166,19 +166,22 @@ def outcome(title: str, measured: Measured) -> Outcome:
 
 def _replicas(title: str, measured: Measured) -> Table:
     first, plan = measured.runs[0], measured.plan
-    columns = (
-        "replicas", "seconds", "tok/s", "p50, ms", "p95, ms", "from caches", "of one replica's",
-        "busiest over mean", "429s", "asked again", "gateway, cores",
-    )  # fmt: skip
     rows = [
-        (
-            str(len(found.requests)), f"{found.seconds:.0f}", f"{found.tokens_per_second:.0f}",
-            f"{found.p50 * 1e3:.0f}", f"{found.p95 * 1e3:.0f}", f"{found.cached:.3f}",
-            f"{found.cached / first.cached:.3f}", f"{found.busiest:.2f}",
-            str(found.refused), str(found.retried), f"{found.gateway:.4f}",
-        )
+        {
+            "replicas": str(len(found.requests)),
+            "seconds": f"{found.seconds:.0f}",
+            "tok/s": f"{found.tokens_per_second:.0f}",
+            "p50, ms": f"{found.p50 * 1e3:.0f}",
+            "p95, ms": f"{found.p95 * 1e3:.0f}",
+            "from caches": f"{found.cached:.3f}",
+            "of one replica's": f"{found.cached / first.cached:.3f}",
+            "busiest over mean": f"{found.busiest:.2f}",
+            "429s": str(found.refused),
+            "asked again": str(found.retried),
+            "gateway, cores": f"{found.gateway:.4f}",
+        }
         for found in (*measured.runs, measured.paced)
-    ]  # fmt: skip
+    ]
     count = requests(talks(plan.clients, plan.rounds))
     notes = (
         f"{count} requests from {plan.clients} clients, the same for every row, one at a time per "
@@ -193,7 +196,7 @@ def _replicas(title: str, measured: Measured) -> Table:
         "gateway have one more",
         "from caches: share of prompt tokens",
     )
-    return Table(f"Replicas behind the gateway: {title}", columns, rows, notes)
+    return Table.of(f"Replicas behind the gateway: {title}", rows, notes)
 
 
 def _costs(measured: Measured) -> Table:

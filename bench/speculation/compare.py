@@ -7,7 +7,7 @@ from bench.models import BenchModel
 from bench.prompts import CODE, Prompt
 from bench.speculation import ways
 from bench.speculation.ways import FIXED, Config, Measured, Runner, Sizes
-from bench.tools.report import Chart, Outcome, Series, Target, yes
+from bench.tools.report import Outcome, Target, yes
 
 # Targets of adaptive speculation with the service's default drafter.
 _TARGET_ON_CODE, _TARGET_PER_PASS, _TARGET_ANYWHERE = 1.5, 2.2, 0.97
@@ -46,12 +46,6 @@ def outcome(model: BenchModel, measured: Measured, sizes: Sizes, own: Config) ->
         f"{counted} prompts, {sizes.new_tokens} new tokens each, {sizes.rounds} rounds, one stream",
         f"every greedy output that of plain decoding: {yes(sound)}",
     )
-    bars = [
-        Series.of(way.label, [item.over(way) for item in found.values()])
-        for way in measured.drafting
-    ]
-    title, up = f"Speed over plain decoding: {model.title}", "times plain decoding"
-    chart = Chart(title, "kind of text", up, bars, list(found), level=1.0)
     targets = [
         Target(f"{text}: {own.label} over plain", _TARGET_ON_CODE if text == CODE
                else _TARGET_ANYWHERE, item.over(own).median)
@@ -61,4 +55,5 @@ def outcome(model: BenchModel, measured: Measured, sizes: Sizes, own: Config) ->
         per_pass = found[CODE].row(own).tokens_per_jump
         targets.append(Target("code: tokens per pass", _TARGET_PER_PASS, per_pass))
     result = {"model": model.key, "prompts": each, **asdict(sizes), "lossless": sound}
-    return Outcome(result | {"categories": ways.record(found)}, [table], [chart], targets, sound)
+    result["categories"] = ways.record(found)
+    return Outcome(result, [table], targets=targets, sound=sound)

@@ -74,6 +74,11 @@ class Table:
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
 
+    @classmethod
+    def of(cls, title: str, rows: Sequence[Mapping[str, str]], notes: Sequence[str] = ()) -> Table:
+        """A table of rows that have the same columns, each a cell by the name of its column."""
+        return cls(title, list(rows[0]), [tuple(row.values()) for row in rows], notes)
+
     def text(self) -> str:
         """The table with aligned columns. All columns but the first are right-aligned."""
         lines = [self.columns, *self.rows]
@@ -97,40 +102,19 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
-    """Values of a chart: bars with quartiles `low` and `high`, or points at `across`."""
-
-    name: str
-    values: Sequence[float]
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
-    across: Sequence[float] = ()
-
-    @classmethod
-    def of(cls, name: str, summaries: Sequence[Summary]) -> Series:
-        """Medians with their quartiles."""
-        columns = ([item.median, item.low, item.high] for item in summaries)
-        return cls(name, *zip(*columns, strict=True))
-
-
-@dataclass(frozen=True, slots=True)
 class Chart:
-    """A picture as data.
+    """A scatter chart as data.
 
     Attributes:
-        across: label of the horizontal axis.
-        up: label of the vertical axis.
-        series: the data.
-        places: names of the groups of bars; empty for a scatter chart.
-        level: a reference value, drawn as a horizontal line.
+        title: its title.
+        across, up: labels of the axes.
+        points: by name, where each point is.
     """
 
     title: str
     across: str
     up: str
-    series: Sequence[Series]
-    places: Sequence[str] = ()
-    level: float | None = None
+    points: Mapping[str, tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +139,7 @@ class Outcome:
     Attributes:
         result: figures for the JSON file.
         tables: the tables.
-        charts: charts for one picture.
+        chart: drawn as a picture; None: there is none.
         targets: figures to judge; a missed target is no error.
         sound: False if a required property does not hold, such as equal output.
         name: name of the result files, if it differs from the benchmark's name.
@@ -163,7 +147,7 @@ class Outcome:
 
     result: Mapping[str, Any]
     tables: Sequence[Table]
-    charts: Sequence[Chart] = ()
+    chart: Chart | None = None
     targets: Sequence[Target] = ()
     sound: bool = True
     name: str = ""

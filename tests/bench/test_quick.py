@@ -43,7 +43,6 @@ def test_speculation_is_compared_and_all_results_become_a_page(tmp_path: Path) -
     result = kept(tmp_path, "compare")
     ways = [(item["drafter"], item["adaptive"]) for item in result["categories"]["own"]]
     assert ways == [("none", False), ("suffix", False), ("suffix", True)]
-    assert (tmp_path / "compare.svg").is_file()
     done = bench(tmp_path, "report")
     assert done.returncode == 0, done.stderr
     assert "Drafters by kind of text" in (tmp_path / "report.html").read_text()

@@ -68,7 +68,7 @@ class Head(Published):
 
     def write(self, folder: Path, layers: int | None, *, multimodal: bool = False) -> None:
         """Write the head, which always has one layer."""
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(self.config))
         shapes, rows = self.shapes(self.config), self.config["draft_vocab_size"]
         chosen = np.arange(rows) * self.config["vocab_size"] // rows

@@ -7,14 +7,10 @@ import pytest
 
 from bench.tools.page import write_page
 from bench.tools.plots import save
-from bench.tools.report import Chart, Outcome, Series, Table, write
+from bench.tools.report import Chart, Outcome, Table, write
 
 TABLE = Table("Speed <of> all", ("side", "tok/s"), [("a & b", "9.5")], ("a note",))
-BARS = [
-    Series("suffix", [1.0, 1.5], [0.9, 1.4], [1.1, 1.6]),
-    Series("draft", [0.8, 0.9], [0.7, 0.9], [0.8, 1.0]),
-]
-CHART = Chart("Speed", "text", "times plain", BARS, ["code", "prose"], level=1.0)
+CHART = Chart("Quality", "ms per token", "mean KL", {"int8": (1.5, 0.01), "int4": (1.0, 0.1)})
 MACHINE = {
     "command": "python -m bench x", "cpu": "a cpu", "threads": 2, "onnxruntime": "1", "date": "now",
 }  # fmt: skip
@@ -23,8 +19,8 @@ MACHINE = {
 def test_the_page_holds_every_result_and_asks_for_nothing(tmp_path: Path) -> None:
     about = {"quick": False, "machine": MACHINE}
     for name in ("gamma", "compare"):
-        write(tmp_path, name, about, Outcome({}, [TABLE], [CHART]), "here")
-    picture = save(tmp_path / "compare", [CHART])
+        write(tmp_path, name, about, Outcome({}, [TABLE], CHART), "here")
+    picture = save(tmp_path / "compare", CHART)
     assert picture.read_text().startswith("<?xml")
     (tmp_path / "other.json").write_text("{}")  # holds no tables
     text = write_page(tmp_path).read_text()
