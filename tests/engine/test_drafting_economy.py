@@ -232,7 +232,7 @@ def test_a_request_that_rests_takes_the_steps_of_one_without_a_drafter() -> None
 
     own, plain = calls("suffix"), calls("none")
     assert plain > 100
-    assert own < plain + 2 * 8 + 1  # whether each of them rests
+    assert own <= plain
 
 
 @pytest.mark.parametrize("right", [0.9, 0.7, 0.5, 0.3])

@@ -113,7 +113,7 @@ def guesses(monkeypatch: pytest.MonkeyPatch) -> list[Guess]:
     def watched(
         self: EagleDrafter, guess: int, context: DraftContext, logits: np.ndarray[Any, Any]
     ) -> None:
-        before = list(self._guesses.tokens(context.slot))
+        before = list(self._latest[context.slot].tokens)
         seen.append(Guess(list(context.text), before, logits.copy()))
         choose(self, guess, context, logits)
 

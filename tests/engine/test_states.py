@@ -162,6 +162,7 @@ def test_a_draft_model_reads_a_beginning_in_common_twice_and_then_no_more(
     for count in range(4):
         text = (*common, *prompt(400, count))
         drafter.begin(0, text, "")
+        assert not drafter.is_synced(0, text)  # which begins with what there is
         held.append(drafter.runner.cache.length(0))
         while reads_ahead and drafter.read(0, text, 400):
             pass

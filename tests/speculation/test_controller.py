@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specops.runtime.cost_model import CostModel
-from specops.speculation.controller import Attempt, Controller, Outcome, Proposal, _gains
+from specops.speculation.controller import Attempt, Controller, Proposal, _gains
 from specops.speculation.credit import Credit, SpeculationState
 from specops.speculation.drafters.base import NO_DRAFT, Draft
 from specops.speculation.overhead import Overhead
@@ -75,9 +75,11 @@ def proposal(rate: float, most: int = MOST, **fields: object) -> Proposal:
     return Proposal(draft=draft, **given)  # type: ignore[arg-type]
 
 
-def outcome(item: Proposal, accepted: int) -> Outcome:
+def outcome(item: Proposal, accepted: int) -> Proposal:
     """So many of a draft's tokens were right."""
-    return Outcome(item, 1 + len(item.draft.tokens), [0] * accepted + [1], 1 + accepted)
+    item.width, item.emitted = 1 + len(item.draft.tokens), 1 + accepted
+    item.came = [0] * accepted + [1]
+    return item
 
 
 def choose(*proposals: Proposal, costs: CostModel | None = None, prompt: int = 0) -> list[int]:
@@ -423,8 +425,9 @@ def test_a_drafter_is_credited_with_what_it_adds_to_those_before_it(
 ) -> None:
     attempts = [Attempt("suffix", NO_DRAFT, LOOKUP), Attempt("head", LOOKED_UP, 3 * LOOKUP)]
     draft = Draft(verified, drafter=drafter, accept_probs=(0.9,) * len(verified))
-    item = Proposal(SpeculationState(), draft=draft, attempts=attempts, asking_seconds=1e-6)
-    gains = {name: (asking, gain) for name, asking, gain in _gains(item, came, PASS, TOKEN)}
+    state = SpeculationState()
+    item = Proposal(state, draft=draft, attempts=attempts, asking_seconds=1e-6, came=came)
+    gains = {name: (asking, gain) for name, asking, gain in _gains(item, PASS, TOKEN)}
     asking = pytest.approx(LOOKUP + 1e-6), pytest.approx(3 * LOOKUP + 1e-6)
     assert gains == {
         "suffix": (asking[0], pytest.approx(lookup)),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
 
 from specops.engine.pass_budget import PassBudget
 from specops.engine.request_state import RequestState
@@ -18,7 +17,7 @@ from specops.engine.slots import SlotManager
 from specops.request import Step
 from specops.runtime.kernels import BLOCK_TOKENS
 from specops.runtime.kvcache.manager import KvCache
-from specops.speculation.controller import Attempt, Controller, Outcome, Proposal
+from specops.speculation.controller import Attempt, Controller, Proposal
 from specops.speculation.drafters.base import MIN_REACH, NO_DRAFT, DraftContext, Drafter, better
 from specops.speculation.safeguard import Safeguard
 
@@ -26,13 +25,7 @@ from specops.speculation.safeguard import Safeguard
 _MAX_FORCED = 16
 
 
-class _Asking(NamedTuple):
-    """A request that may have draft tokens: its text with forced tokens, and most draft tokens."""
-
-    item: Scheduled
-    proposal: Proposal
-    text: Sequence[int]
-    most: int
+_Asking = tuple[Scheduled, Proposal]
 
 
 class Drafting:
@@ -65,6 +58,9 @@ class Drafting:
         self._call, self._clock = safeguard.call, clock
         self._learning = 0.0  # seconds that the controller took to learn from the latest asking
         self._proposing = 0.0  # seconds that drafters took in this step
+        # The requests that decoded when all of them rested, until when, and their drafters.
+        self._resting, self._rest_ends = list[RequestState](), 0.0
+        self._declined: Sequence[str] = ()
 
     def propose(
         self, step: Step, decoding: list[RequestState], prompt_tokens: int
@@ -80,44 +76,59 @@ class Drafting:
             What to compute of each request.
         """
         scheduled = [Scheduled.decoding(state) for state in decoding]
-        drafting = [item for item in scheduled if item.state.drafters]
-        if not drafting:
-            return scheduled
         now = self.controller.now
-        awake = [item for item in drafting if item.state.may_draft(now)]
-        if not awake:
-            step.declined_drafters = [item.state.request.drafter for item in drafting]
+        if now < self._rest_ends and decoding == self._resting:
+            step.declined_drafters = self._declined
             return scheduled
+        drafting = [item for item in scheduled if item.state.drafters]
+        awake = [item for item in drafting if item.state.may_draft(now)]
+        if awake:
+            self._draft(step, scheduled, awake, prompt_tokens)
+        due = [item.state.speculation.due for item in drafting]
+        step.declined_drafters = [
+            item.state.request.drafter for item, at in zip(drafting, due, strict=True) if at > now
+        ]
+        if awake:
+            return [item for item in scheduled if not item.state.finish]
+        self._resting, self._declined = decoding, step.declined_drafters
+        self._rest_ends = min(due, default=float("inf"))
+        return scheduled
+
+    def _draft(
+        self, step: Step, scheduled: list[Scheduled], awake: list[Scheduled], prompt_tokens: int
+    ) -> None:
+        """Ask for requests that do not rest, and put what pays into the pass; see `propose`."""
         count = len(scheduled)
         if not prompt_tokens:
             step.draft_seconds += self._read_ahead([item.state for item in awake], count)
-        planned = [self._plan(item, count, prompt_tokens) for item in awake]
-        asking = [one for one in planned if one is not None]
+        planned = [(item, self._plan(item, count, prompt_tokens)) for item in awake]
+        asking = [(item, proposal) for item, proposal in planned if proposal is not None]
         begun = self._clock()
         asks = self._ask_all(asking, count, prompt_tokens) if asking else 0
-        if any(one.proposal.draft.tokens for one in asking) or any(item.forced for item in awake):
+        if any(proposal.draft.tokens for _, proposal in asking) or any(
+            item.forced for item in awake
+        ):
             self._fill(scheduled, prompt_tokens)
-        seconds = self._clock() - begun if asks else 0.0
-        step.draft_seconds += seconds
-        step.declined_drafters = [
-            item.state.request.drafter for item in drafting if item.state.speculation.due > now
-        ]
-        each = (seconds - self._proposing + self._learning) / max(1, asks)
-        for one in asking:  # the time for asking itself, and for choosing
-            one.proposal.asking_seconds = each
-        return [item for item in scheduled if not item.state.finish]
+        if asks:
+            seconds = self._clock() - begun
+            step.draft_seconds += seconds
+            each = (seconds - self._proposing + self._learning) / asks
+            for _, proposal in asking:  # the time for asking itself, and for choosing
+                proposal.asking_seconds = each
 
-    def learn(self, step: Step, outcomes: Sequence[Outcome], work: float) -> float:
+    def learn(self, step: Step, proposals: Sequence[Proposal], work: float) -> float:
         """Learn from a step, and tell it who had no draft tokens; see `Controller.stepped`.
 
         Returns:
             The seconds that count as a part of what asking takes.
         """
         begun = self._clock()
-        self.controller.stepped(outcomes, step.decoding, work)
-        if not outcomes:
+        if self.controller.stepped(proposals, step.decoding, work):
+            for state in self._slots:
+                state.speculation.due = self._rest_ends = 0.0
+        if not proposals:
             return 0.0
-        proposals, asked = [item.proposal for item in outcomes], 0.0
+        asked = 0.0
         if any(item.attempts for item in proposals):
             asked = self._learning = self._clock() - begun
         step.missed_drafters = [item.missed for item in proposals if item.missed]
@@ -140,12 +151,14 @@ class Drafting:
         Returns the seconds that this took.
         """
         for state in states:
+            if min(state.request.k_draft, state.remaining - 1) < 1:
+                continue
             for drafter in state.chain:
-                if not self._call(drafter, True, drafter.is_synced, state.slot, state.tokens):
-                    if min(state.request.k_draft, state.remaining - 1) < 1 or (
-                        not self.controller.reads(drafter.name, state.speculation)
-                    ):
-                        continue
+                if (
+                    self.controller.asks(state.speculation, drafter.name)
+                    and not self._call(drafter, True, drafter.is_synced, state.slot, state.tokens)
+                    and self.controller.reads(drafter.name, state.speculation)
+                ):
                     room = self._budget.draft_model_tokens(decoding, state.num_computed)
                     begun, work = self._clock(), (state.slot, state.tokens, room)
                     if self._call(drafter, 0, drafter.read, *work):
@@ -164,7 +177,7 @@ class Drafting:
         if any(state.request.adaptive for state in states):
             self.controller.read(drafter.name, seconds)
 
-    def _plan(self, item: Scheduled, requests: int, prompt_tokens: int) -> _Asking | None:
+    def _plan(self, item: Scheduled, requests: int, prompt_tokens: int) -> Proposal | None:
         """Put a request's forced tokens into the pass, and determine how long its draft may be.
 
         Returns:
@@ -192,8 +205,8 @@ class Drafting:
         most = self._reserve(state, forced + most) - forced
         if most < 1:
             return None
-        item.proposal = Proposal(own, item.start)
-        return _Asking(item, item.proposal, text, most)
+        item.proposal = Proposal(own, item.start, text, most)
+        return item.proposal
 
     def _forced(self, state: RequestState, most: int) -> tuple[int, ...]:
         matcher = state.matcher
@@ -217,14 +230,14 @@ class Drafting:
         reach, asks = self.controller.min_reach(requests, prompt_tokens), 0
         token_seconds = self.controller.token_seconds(requests)
         self._proposing = 0.0
-        chains = {one.item.state.chain for one in asking}
+        chains = {item.state.chain for item, _ in asking}
         # The longest chain has most of them, in their order.
         first = max(chains, key=len)
         for drafter in dict.fromkeys([*first, *chain.from_iterable(chains - {first})]):
             asks += self._ask(drafter, asking, token_seconds, reach)
-        for one in asking:
-            if one.item.state.request.sampling.grammar is not None and one.proposal.draft.tokens:
-                one.item.state.guarded(_keep_allowed, one.item, one.proposal)
+        for item, proposal in asking:
+            if item.state.request.sampling.grammar is not None and proposal.draft.tokens:
+                item.state.guarded(_keep_allowed, item, proposal)
         return asks
 
     def _ask(
@@ -234,21 +247,20 @@ class Drafting:
 
         Each request keeps the better one of what it has. Returns the number of requests.
         """
-        asked, contexts = list[_Asking](), list[DraftContext]()
-        for one in asking:
-            state, draft = one.item.state, one.proposal.draft
+        asked, contexts = list[Proposal](), list[DraftContext]()
+        for item, proposal in asking:
+            state, own, draft = item.state, proposal.speculation, proposal.draft
             if (
                 drafter in state.chain
-                and self.controller.asks(state.speculation, drafter.name, draft, token_seconds)
-                and self._call(drafter, False, drafter.is_synced, one.item.slot, one.text)
+                and self.controller.asks(own, drafter.name, draft, token_seconds)
+                and self._call(drafter, False, drafter.is_synced, item.slot, proposal.text)
             ):
-                asked.append(one)
-                adaptive, sampling = state.request.adaptive, state.request.sampling
-                least = reach if adaptive else MIN_REACH
+                asked.append(proposal)
                 contexts.append(
                     DraftContext(
-                        one.item.slot, one.text, one.most, state.rng, sampling, state.noise,
-                        adaptive, least, token_seconds, draft,
+                        item.slot, proposal.text, proposal.most, state.rng, state.request.sampling,
+                        state.noise, own.adaptive, reach if own.adaptive else MIN_REACH,
+                        token_seconds, draft,
                     )
                 )  # fmt: skip
         if not asked:
@@ -256,14 +268,13 @@ class Drafting:
         begun = self._clock()
         drafts = self._call(drafter, [NO_DRAFT] * len(asked), drafter.propose, contexts)
         self._proposing += (seconds := self._clock() - begun)
-        for one, found in zip(asked, drafts, strict=True):
-            proposal = one.proposal
+        for proposal, found in zip(asked, drafts, strict=True):
             self.controller.asked(drafter.name, found)
             if proposal.speculation.adaptive:
                 attempt = Attempt(drafter.name, proposal.draft, seconds / len(asked))
                 proposal.attempts = [*proposal.attempts, attempt]
             if found.tokens:
-                draft = found if len(found.tokens) <= one.most else found.cut(one.most)
+                draft = found if len(found.tokens) <= proposal.most else found.cut(proposal.most)
                 draft.drafter = drafter.name
                 proposal.draft = better(proposal.draft, draft) if proposal.draft.tokens else draft
             proposal.missed = proposal.missed or drafter.name
@@ -285,6 +296,7 @@ class Drafting:
                     draft = proposal.draft = draft.cut(length) if length else NO_DRAFT
             if item.forced or draft.tokens:
                 item.tokens = [*item.tokens, *item.forced, *draft.tokens]
+                proposal.width = len(item.tokens)
                 # A forced token's choice needs no logits, but its probability does.
                 everything = item.state.request.logprobs is not None
                 item.num_logits += len(draft.tokens) + everything * len(item.forced)

@@ -4,7 +4,7 @@ One rule for all three: the earliest deadline goes first, and a request's deadli
 plus a multiple of the seconds that computing the rest of its prompt takes. So a question overtakes
 a document, and the document overtakes whatever comes later than its deadline: nobody starves. That
 is highest response ratio next (Brinch Hansen 1971) with a fixed ratio in place of the highest: a
-deadline does not change while a request waits, so a heap holds the queue.
+deadline does not change while a request waits.
 
 A priority moves the arrival by a number of seconds: a suggestion for an editor is worth little
 after a second, and a prompt that is only computed ahead can wait.

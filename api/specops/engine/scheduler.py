@@ -23,7 +23,7 @@ from specops.runtime.batch import Batch
 from specops.runtime.cost_model import CostModel, mean_with
 from specops.runtime.model_runner import ModelRunner
 from specops.runtime.sampling import Floats
-from specops.speculation.controller import Controller, Outcome
+from specops.speculation.controller import Controller
 from specops.speculation.drafters.base import NO_DRAFT, Drafter
 from specops.speculation.safeguard import Safeguard
 from specops.speculation.verifier import Verdict, compare, verify
@@ -224,7 +224,7 @@ class Scheduler:
         step.seconds = step.ended - begun
         work, spans = batch.attention_work, len(batch.spans)
         self.cost_model.observe(batch.num_tokens, work, step.seconds, spans)
-        outcomes = self._process(step, scheduled, logits)
+        self._process(step, scheduled, logits)
         for client, tokens in step.client_tokens.items():
             self._order.generated(client, tokens)
             step.emitted_tokens += tokens
@@ -232,8 +232,9 @@ class Scheduler:
             self._budget.observe(batch, self._clock() - started)
         if step.decoding:
             decoding = scheduled[: step.decoding]
+            proposals = [item.proposal for item in decoding if item.proposal is not None]
             past = sum([item.start for item in decoding])
-            self._choosing += self._drafting.learn(step, outcomes, past)
+            self._choosing += self._drafting.learn(step, proposals, past)
         for item in scheduled:
             if not item.state.finish:
                 self._emit_output(step, item.state)
@@ -248,26 +249,19 @@ class Scheduler:
 
     # -- from logits to tokens ---------------------------------------------------------------------
 
-    def _process(self, step: Step, scheduled: Sequence[Scheduled], logits: Floats) -> list[Outcome]:
+    def _process(self, step: Step, scheduled: Sequence[Scheduled], logits: Floats) -> None:
         """Give every request of a pass its tokens. A request that raises an error fails alone.
 
         Args:
             step: gets the counts of tokens and drafts.
             scheduled: the requests of the pass that was computed.
             logits: [n, V], of the tokens that needed them, in the order of the spans.
-
-        Returns:
-            What came of the drafts of those that decoded.
         """
-        outcomes = list[Outcome]()
         decoding = scheduled[: step.decoding]
         row, chosen = 0, _likeliest(decoding, logits)
         for item in decoding:
             state, end = item.state, row + item.num_logits
-            found = state.guarded(self._process_decoded, step, item, logits, row, chosen)
-            came, emitted = found or ([], 0)
-            if item.proposal is not None:
-                outcomes.append(Outcome(item.proposal, len(item.tokens), came, emitted))
+            state.guarded(self._process_decoded, step, item, logits, row, chosen)
             if state.adjusts:
                 state.settle(step.seconds)
             row = end
@@ -278,7 +272,6 @@ class Scheduler:
             if item.state.adjusts:
                 item.state.settle(step.seconds)
             row, place = end, place + item.num_logits
-        return outcomes
 
     def _process_decoded(
         self,
@@ -287,7 +280,7 @@ class Scheduler:
         logits: Floats,
         row: int,
         likeliest: Sequence[int],
-    ) -> tuple[list[int], int]:
+    ) -> None:
         """Verify a draft. Append its accepted tokens and the target's own token after them.
 
         Args:
@@ -299,10 +292,6 @@ class Scheduler:
                 probabilities, the logits of the forced tokens come before these.
             likeliest: [n], the likeliest token of each row; none where a request of the pass draws
                 its tokens, or logits are not finite.
-
-        Returns:
-            The tokens at the places of the draft: the accepted ones and the next one; and the
-            number of new tokens, forced ones included.
         """
         state, forced, proposal = item.state, item.forced, item.proposal
         if proposal is None:
@@ -313,7 +302,7 @@ class Scheduler:
             self._emit(step, item, [token], logits, row)
             self._computed(state, 1)
             state.count_step()
-            return [token], 1
+            return
         draft = proposal.draft
         drafted, end = len(draft.tokens), row + item.num_logits
         first = end - 1 - drafted
@@ -341,7 +330,7 @@ class Scheduler:
         if drafts:
             step.drafts += drafts
         state.count_step(drafts, missed=proposal.missed is not None)
-        return came, emitted
+        proposal.came, proposal.emitted = came, emitted
 
     def _choose(self, item: Scheduled, draft: Draft, logits: Floats) -> Verdict:
         """Adjust logits, draw tokens, and learn how long that takes."""

@@ -37,7 +37,6 @@ _FIRST_ASKS = 8
 # once, and the gain follows later.
 _PATIENCE = 16
 _NEVER = float("inf")
-_REST_PASSES = 64  # longest rest, likewise
 _SHORT_ANSWER = 64  # tokens, of whose time the first ask may take a share wherever others stand
 _OWN_PATIENCE = 8  # what it may lose in one request, likewise: one rejected draft is no verdict
 # Most steps with draft tokens before one without. Only the comparison shows what
@@ -61,41 +60,35 @@ class Attempt(NamedTuple):
 
 @dataclass(slots=True)
 class Proposal:
-    """What a step verifies for a request that decodes, and whom that took.
+    """What a step verifies for a request that decodes, whom that took, and what came of it.
 
     Attributes:
         speculation: of the request.
         start: number of tokens that its next token looks back at.
+        text: all its tokens, with those that its grammar forces.
+        most: most draft tokens after them.
         draft: the draft tokens, maybe none.
         attempts: the drafters that were asked, in their order.
         asking_seconds: of each, without the drafter's own time.
         missed: name of the first drafter that was asked, where none proposed anything.
         declined: name of the drafter whose draft tokens, or of the chain that, did not seem to pay.
-    """
-
-    speculation: SpeculationState
-    start: int = 0
-    draft: Draft = field(default_factory=lambda: NO_DRAFT)
-    attempts: Sequence[Attempt] = ()
-    asking_seconds: float = 0.0
-    missed: str | None = None
-    declined: str | None = None
-
-
-class Outcome(NamedTuple):
-    """What came of a proposal.
-
-    Attributes:
-        proposal: the proposal.
         width: number of the request's tokens in the pass.
         came: the tokens at the places of the draft: the accepted ones and the next one.
         emitted: number of new tokens from the pass, forced ones included.
     """
 
-    proposal: Proposal
-    width: int
-    came: Sequence[int]
-    emitted: int
+    speculation: SpeculationState
+    start: int = 0
+    text: Sequence[int] = ()
+    most: int = 0
+    draft: Draft = field(default_factory=lambda: NO_DRAFT)
+    attempts: Sequence[Attempt] = ()
+    asking_seconds: float = 0.0
+    missed: str | None = None
+    declined: str | None = None
+    width: int = 1
+    came: Sequence[int] = ()
+    emitted: int = 0
 
 
 @dataclass(slots=True)
@@ -173,13 +166,12 @@ class Controller:
     def rests(self, speculation: SpeculationState, drafters: Iterable[str]) -> bool:
         """Whether none of its drafters may be asked for a request now.
 
-        If so, it rests until one may be, but not for long: others' luck may end the wait.
+        If so, it rests until one may be, or until `stepped` says that one has begun to pay.
         """
         if not speculation.adaptive:
             return False
-        due = min([self._due(name, speculation) for name in drafters], default=_NEVER)
-        speculation.due = min(due, self.now + _REST_PASSES * self._pass)
-        return due > self.now
+        speculation.due = min([self._due(name, speculation) for name in drafters], default=_NEVER)
+        return speculation.due > self.now
 
     def reads(self, drafter: str, speculation: SpeculationState) -> bool:
         """Whether it pays that a drafter reads a request's text; if so, it may be asked then.
@@ -310,32 +302,35 @@ class Controller:
         """Learn how long it took to adjust a request's logits at a number of positions."""
         speculation.adjusting = mean_with(speculation.adjusting, seconds / positions, _WEIGHT)
 
-    def stepped(self, outcomes: Sequence[Outcome], count: int, work: float) -> None:
+    def stepped(self, proposals: Sequence[Proposal], count: int, work: float) -> bool:
         """Learn from a step.
 
         Args:
-            outcomes: of requests that may have asked a drafter; of all that decoded, if the step
+            proposals: of requests that may have asked a drafter; of all that decoded, if the step
                 verified anything.
             count: number of requests that decoded.
             work: what the tokens without drafts look back at, all together.
+
+        Returns:
+            Whether a drafter that did not pay has begun to.
         """
         alone = self._plain(count, work)
         self._token = token = alone / count
-        if not outcomes:
+        if not proposals:
             self._drafted = 0
             self._learn(alone, alone)
-            return
-        width = sum([item.width for item in outcomes]) + count - len(outcomes)
+            return False
+        width = sum([item.width for item in proposals]) + count - len(proposals)
         added = 0.0
         if width > count:
             costs = self._costs_up_to(width)
             more = costs[width] - costs[count] + self.overhead.drafting
             added = more / (width - count) + self.overhead.draft_token
-        seconds = plain_seconds = token * (count - len(outcomes))
+        seconds = plain_seconds = token * (count - len(proposals))
         pair, each = self._target.attention_seconds(1), self.overhead.token
         gains: dict[str, list[tuple[SpeculationState, float, float]]] = {}
-        for proposal, own, came, got in outcomes:
-            speculation = proposal.speculation
+        for proposal in proposals:
+            speculation, own, got = proposal.speculation, proposal.width, proposal.emitted
             adjusting, drawing = speculation.adjusting, self._token_of(speculation) - each
             per_place = added + proposal.start * pair + adjusting
             took = token + (own - 1) * per_place + got * (each + drawing) - each + adjusting
@@ -343,14 +338,14 @@ class Controller:
             if proposal.attempts:
                 took += self._asking_of(proposal)
                 worth = token - each + adjusting
-                for name, asking, gain in _gains(proposal, came, worth, per_place):
+                for name, asking, gain in _gains(proposal, worth, per_place):
                     gains.setdefault(name, []).append((speculation, asking, gain))
             speculation.saved += plain - took
             seconds, plain_seconds = seconds + took, plain_seconds + plain
-        for name, items in gains.items():
-            self._settle(name, items, count)
+        pays = [self._settle(name, items, count) for name, items in gains.items()]
         self._drafted = self._drafted + 1 if width > count else 0
         self._learn(seconds, plain_seconds)
+        return any(pays)
 
     def _learn(self, seconds: float, plain_seconds: float) -> None:
         """Note the time of a step, and that of plain decoding for the same tokens."""
@@ -364,15 +359,19 @@ class Controller:
 
     def _settle(
         self, drafter: str, items: Sequence[tuple[SpeculationState, float, float]], count: int
-    ) -> None:
+    ) -> bool:
         """Book the time that asking a drafter saved each request, and its cost.
 
         Args:
             drafter: its name.
             items: by request, its state, the seconds that asking took, and those that it saved.
             count: number of requests that decoded.
+
+        Returns:
+            Whether it has begun to pay.
         """
         account = self._account(drafter)
+        used_up = not account.credit.seconds
         seconds = sum([asking for _, asking, _ in items]) / len(items)
         account.asks += 1
         if learned := account.asks > _FIRST_ASKS:  # it may have waited for a core
@@ -389,6 +388,7 @@ class Controller:
             if (credit := speculation.credits.get(drafter)) is None:
                 credit = speculation.credits[drafter] = account.credit.share(most / count)
             credit.book(gain - own, most, self.now, 1 / count)
+        return used_up and account.credit.seconds > 0
 
     def _plain(self, requests: int, work: float = 0.0) -> float:
         """Seconds of a step in which a number of requests get a token each, without drafts."""
@@ -415,22 +415,18 @@ class Controller:
         return account
 
 
-def _gains(
-    proposal: Proposal, came: Sequence[int], token: float, place: float
-) -> list[tuple[str, float, float]]:
+def _gains(proposal: Proposal, token: float, place: float) -> list[tuple[str, float, float]]:
     """The seconds that each asked drafter saved beyond the ones before it.
 
     Args:
-        proposal: what was verified.
-        came: the tokens at its places.
+        proposal: what was verified, and what came of it.
         token: seconds that an accepted token saves.
         place: seconds that each draft token adds.
 
     Returns:
         Names, the seconds that asking took, and the seconds saved.
     """
-
-    found, draft = list[tuple[str, float, float]](), proposal.draft
+    found, draft, came = list[tuple[str, float, float]](), proposal.draft, proposal.came
     now = max(0, len(came) - 1) * token - len(draft.tokens) * place
     for name, before, seconds in reversed(proposal.attempts):
         without = now

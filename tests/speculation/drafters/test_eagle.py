@@ -11,6 +11,7 @@ from specops.runtime.kvcache.manager import KvCache
 from specops.runtime.layer_shapes import Attention
 from specops.runtime.model_runner import AuxHiddenStates
 from specops.runtime.sampling import draw_seeded
+from specops.speculation.drafters.accept_probs import Guesses
 from specops.speculation.drafters.base import Draft
 from specops.speculation.drafters.eagle import MAX_WAITING, EagleDrafter
 from tests.speculation.drafters.ask import ask
@@ -142,10 +143,10 @@ def test_each_draft_is_judged_by_what_came_in_its_own_place(
     made, texts, guesses = Made(depth=1), {0: [5, 6, 7], 2: [1, 2, 3]}, {0: 108, 2: 104}
     judged: list[tuple[tuple[int, ...], list[int]]] = []
 
-    def learn(tokens: list[int], _: object, came: list[int], kinds: list[int]) -> None:
-        judged.append((tuple(tokens), came))
+    def learn(guesses: Guesses, came: list[int]) -> None:
+        judged.append((tuple(guesses.tokens), came))
 
-    monkeypatch.setattr(made.drafter._guesses._calibration, "learn", learn)
+    monkeypatch.setattr(made.drafter._calibration, "_learn", learn)
     for slot, tokens in texts.items():
         made.drafter.begin(slot, tokens, "ann")
         made.compute(slot, 0, SURE, SURE)

@@ -19,7 +19,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from operator import attrgetter, itemgetter
+from itertools import compress, count
+from operator import attrgetter, itemgetter, ne
 
 import numpy as np
 import numpy.typing as npt
@@ -41,8 +42,8 @@ class PrefixSharing(StrEnum):
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     """Length of the common prefix of two sequences."""
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(left), len(right)))
+    differing = compress(count(), map(ne, left, right))
+    return next(differing, min(len(left), len(right)))
 
 
 class Node:

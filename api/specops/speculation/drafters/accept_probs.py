@@ -22,122 +22,86 @@ _MIN_FACTOR = 0.1
 _MAX_LOGIT = 700.0  # exp of more overflows; `min` takes it in the place of NaN, too
 
 
+@dataclass(slots=True)
+class Guesses:
+    """A draft that grows token by token.
+
+    Attributes:
+        length: of the text that it follows.
+        tokens: its tokens.
+        promised: the probability of each that it is accepted if those before it are.
+        seen: of each, its line of the calibration and the logit of its confidence.
+        reach: the probability that all of it is accepted.
+    """
+
+    length: int
+    tokens: list[int] = field(default_factory=list)
+    promised: list[float] = field(default_factory=list)
+    seen: list[tuple[int, float]] = field(default_factory=list)
+    reach: float = 1.0
+
+    @property
+    def draft(self) -> Draft:
+        """Its tokens and their probabilities."""
+        return Draft(tuple(self.tokens), accept_probs=tuple(self.promised))
+
+
 class Calibration:
     """Turns confidence into the probability that a guess is accepted, and corrects it.
 
     Args:
         fitted: factor and summand for the logit of each guess in a row, see `EagleFolder`. The last
             one counts for all further guesses; without any, the confidence is taken as it is.
-        depth: number of guesses in a row; further ones count as the last.
+        depth: number of guesses in a row; further ones count as the last. With 1 all are alike.
         kinds: number of kinds of guesses that are corrected each by itself.
-    """
 
-    def __init__(self, fitted: Sequence[tuple[float, float]], depth: int, kinds: int = 1) -> None:
-        fitted = fitted or ((1.0, 0.0),)
-        self.depth = depth
-        lines = [fitted[min(guess, len(fitted) - 1)] for guess in range(depth)] * kinds
-        self._factors = [max(_MIN_FACTOR, factor) for factor, _ in lines]
-        self._summands = [summand for _, summand in lines]
-        self._errors = [_FIRST_ERRORS] * len(lines)  # sums of their squares
-
-    def accept_prob(self, guess: int, confidence: float, kind: int = 0) -> float:
-        """The probability of a guess, by its place and its kind, that the drafter is so sure of."""
-        line = self._line(guess, kind)
-        against = -self._factors[line] * _logit(confidence) - self._summands[line]
-        return 1 / (1 + math.exp(min(_MAX_LOGIT, against)))
-
-    def learn(
-        self,
-        tokens: Sequence[int],
-        promised: Sequence[float],
-        came: Sequence[int],
-        kinds: Sequence[int] = (),
-    ) -> None:
-        """Learn from the tokens that came in the place of a draft, whether verified or not.
-
-        Args:
-            tokens: [k], the draft.
-            promised: [k], what `accept_prob` has said of each.
-            came: the tokens that came from its first place on.
-            kinds: [k], of the guesses; without them all are of the first.
-        """
-        for guess, (token, probability) in enumerate(zip(tokens, promised, strict=True)):
-            if guess == len(came):
-                return
-            line = self._line(guess, kinds[guess] if kinds else 0)
-            right = came[guess] == token
-            error, factor = right - probability, self._factors[line]
-            own = (_logit(probability) - self._summands[line]) / factor
-            self._errors[line] = min(_MAX_ERRORS, self._errors[line] + error * error)
-            step = _RATE * error / math.sqrt(self._errors[line])
-            self._summands[line] += step
-            self._factors[line] = max(_MIN_FACTOR, factor + step * own)
-            if not right:
-                return
-
-    def _line(self, guess: int, kind: int) -> int:
-        return kind * self.depth + min(guess, self.depth - 1)
-
-
-@dataclass(slots=True)
-class _Latest:
-    """A slot's latest draft. `reach` is the probability that all of it is accepted."""
-
-    length: int  # of the text that it follows
-    tokens: list[int] = field(default_factory=list)
-    promised: list[float] = field(default_factory=list)
-    kinds: list[int] = field(default_factory=list)
-    reach: float = 1.0
-
-
-class Guesses:
-    """The latest draft of each slot, token by token, each with its calibrated probability.
-
-    Args:
-        fitted, depth, kinds: see `Calibration`. With the depth 1 all tokens are alike.
+    Attributes:
+        latest: the latest draft of each slot.
     """
 
     def __init__(
         self, fitted: Sequence[tuple[float, float]] = (), depth: int = 1, kinds: int = 1
     ) -> None:
-        self._calibration = Calibration(fitted, depth, kinds)
-        self._latest: dict[int, _Latest] = {}
+        fitted = fitted or ((1.0, 0.0),)
+        self.latest: dict[int, Guesses] = {}
+        self._depth = depth
+        lines = [fitted[min(guess, len(fitted) - 1)] for guess in range(depth)] * kinds
+        self._factors = [max(_MIN_FACTOR, factor) for factor, _ in lines]
+        self._summands = [summand for _, summand in lines]
+        self._errors = [_FIRST_ERRORS] * len(lines)  # sums of their squares
 
-    def begin(self, slot: int, text: Sequence[int]) -> None:
+    def begin(self, slot: int, text: Sequence[int]) -> Guesses:
         """Begin a draft that follows a text, which shows how right the slot's last one was."""
-        if (last := self._latest.get(slot)) is not None and last.tokens:
-            came = text[last.length : last.length + len(last.tokens)]
-            self._calibration.learn(last.tokens, last.promised, came, last.kinds)
-        self._latest[slot] = _Latest(len(text))
+        if (last := self.latest.get(slot)) is not None and last.tokens:
+            self._learn(last, text[last.length : last.length + len(last.tokens)])
+        guesses = self.latest[slot] = Guesses(len(text))
+        return guesses
 
-    def add(self, slot: int, token: int, confidence: float, kind: int = 0) -> float:
-        """Add a token to the slot's draft; returns the probability that it is accepted."""
-        latest = self._latest[slot]
-        probability = self._calibration.accept_prob(len(latest.tokens), confidence, kind)
-        latest.tokens.append(token)
-        latest.promised.append(probability)
-        latest.kinds.append(kind)
-        latest.reach *= probability
+    def add(self, guesses: Guesses, token: int, confidence: float, kind: int = 0) -> float:
+        """Add a token of a kind, of which the drafter is so sure, to a draft.
+
+        Returns:
+            The probability that it is accepted if those before it are.
+        """
+        line = kind * self._depth + min(len(guesses.tokens), self._depth - 1)
+        sure = min(max(confidence, _EDGE), 1 - _EDGE)
+        logit = math.log(sure / (1 - sure))
+        against = -self._factors[line] * logit - self._summands[line]
+        probability = 1 / (1 + math.exp(min(_MAX_LOGIT, against)))
+        guesses.tokens.append(token)
+        guesses.promised.append(probability)
+        guesses.seen.append((line, logit))
+        guesses.reach *= probability
         return probability
 
-    def tokens(self, slot: int) -> list[int]:
-        """The tokens of the slot's draft so far; the caller must not change them."""
-        return self._latest[slot].tokens
-
-    def reach(self, slot: int) -> float:
-        """The probability that all of the slot's draft is accepted."""
-        return self._latest[slot].reach
-
-    def draft(self, slot: int) -> Draft:
-        """The slot's draft."""
-        latest = self._latest[slot]
-        return Draft(tuple(latest.tokens), accept_probs=tuple(latest.promised))
-
-    def release(self, slot: int) -> None:
-        """Forget a slot's draft."""
-        self._latest.pop(slot, None)
-
-
-def _logit(probability: float) -> float:
-    probability = min(max(probability, _EDGE), 1 - _EDGE)
-    return math.log(probability / (1 - probability))
+    def _learn(self, guesses: Guesses, came: Sequence[int]) -> None:
+        """Learn from the tokens that came in the place of a draft, whether verified or not."""
+        seen = zip(guesses.tokens, guesses.promised, guesses.seen, strict=True)
+        for right, (token, probability, (line, logit)) in zip(came, seen, strict=False):
+            error = (right == token) - probability
+            self._errors[line] = min(_MAX_ERRORS, self._errors[line] + error * error)
+            step = _RATE * error / math.sqrt(self._errors[line])
+            self._summands[line] += step
+            self._factors[line] = max(_MIN_FACTOR, self._factors[line] + step * logit)
+            if right != token:
+                return

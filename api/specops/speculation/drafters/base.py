@@ -17,7 +17,7 @@ import numpy as np
 
 from specops.request import Draft, SamplingParams
 from specops.runtime.kvcache.prefix_cache import common_prefix
-from specops.speculation.drafters.accept_probs import Guesses
+from specops.speculation.drafters.accept_probs import Calibration
 
 __all__ = [
     "MIN_REACH",
@@ -128,8 +128,8 @@ class LookupDrafter(Drafter):
     """
 
     @cached_property
-    def _guesses(self) -> Guesses:
-        return Guesses()
+    def _calibration(self) -> Calibration:
+        return Calibration()
 
     @abstractmethod
     def look_up(self, context: DraftContext) -> Sequence[int]:
@@ -139,15 +139,15 @@ class LookupDrafter(Drafter):
         """See `Drafter.propose`."""
         drafts = []
         for context in contexts:
-            self._guesses.begin(context.slot, context.text)
+            guesses = self._calibration.begin(context.slot, context.text)
             for token in self.look_up(context):
-                self._guesses.add(context.slot, token, _UNTRIED)
-            drafts.append(self._guesses.draft(context.slot))
+                self._calibration.add(guesses, token, _UNTRIED)
+            drafts.append(guesses.draft)
         return drafts
 
     def release(self, slot: int) -> None:
         """See `Drafter.release`."""
-        self._guesses.release(slot)
+        self._calibration.latest.pop(slot, None)
 
 
 def better(one: Draft, other: Draft) -> Draft:

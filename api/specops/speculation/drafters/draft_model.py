@@ -15,6 +15,7 @@ import numpy as np
 
 from specops.runtime.batch import Batch
 from specops.runtime.cost_model import CostModel
+from specops.runtime.kvcache.prefix_cache import common_prefix
 from specops.runtime.model_runner import ModelRunner
 from specops.runtime.sampling import Floats, draw, filtered_probs
 from specops.speculation.drafters.base import Draft, DraftContext
@@ -50,18 +51,18 @@ class DraftModelDrafter(GuessingDrafter):
         self._vocab = min(vocab_size, runner.vocab_size)
         super().__init__(runner, costs, range(self._vocab), _DEPTH)
         self._target_vocab = vocab_size
-        self._slots: dict[int, _Slot] = {}
+        self._clients: dict[int, str] = {}
+        self._slots: dict[int, _Slot] = {}  # of texts that it was asked about
 
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
-        """Begin a slot with the part of its beginning that the client's earlier prompts left."""
-        held = self.runner.cache.allocate(slot, self._known(tokens), client)
-        self._slots[slot] = _Slot(list(tokens[:held]), held)
+        """Note who begins a slot: most requests that rest never ask, so their texts can wait."""
+        self._clients[slot] = client
 
     def is_synced(self, slot: int, tokens: Sequence[int]) -> bool:
         """Whether few enough tokens are left to compute; rejected ones count as computed."""
         length = min(len(tokens), self.runner.cache.context)
         most = min(_CATCH_UP, self.runner.max_tokens)
-        return length - len(self._slots[slot].computed) <= most
+        return length - len(self._begun_slot(slot, tokens).computed) <= most
 
     def read(self, slot: int, tokens: Sequence[int], most: int) -> int:
         """Compute uncomputed tokens in one pass, all but the text's last one."""
@@ -79,8 +80,8 @@ class DraftModelDrafter(GuessingDrafter):
 
     def release(self, slot: int) -> None:
         """Free a slot. The prefix cache may keep its sequence's tokens."""
-        self._guesses.release(slot)
-        if self._slots.pop(slot, None) is not None:
+        self._latest.pop(slot, None)
+        if self._slots.pop(slot, None) is not None:  # else nobody asked
             self.runner.cache.release(slot)
 
     # -- one draft ------------------------------------------------------------------------------
@@ -88,7 +89,7 @@ class DraftModelDrafter(GuessingDrafter):
     def _first(self, contexts: Sequence[DraftContext]) -> list[DraftContext]:
         going, pending = list[DraftContext](), list[Sequence[int]]()
         for context in contexts:
-            self._guesses.begin(context.slot, context.text)
+            self._calibration.begin(context.slot, context.text)
             place = self._agree(context.slot, context.text)
             if room := self._reserve(context):
                 going.append(context._replace(max_draft=room))
@@ -103,7 +104,7 @@ class DraftModelDrafter(GuessingDrafter):
     def _next(
         self, guess: int, contexts: Sequence[DraftContext], rows: Sequence[int]
     ) -> list[DraftContext]:
-        last = [self._guesses.tokens(context.slot)[-1:] for context in contexts]
+        last = [self._latest[context.slot].tokens[-1:] for context in contexts]
         return self._pass(guess, contexts, last)
 
     def _pass(
@@ -134,17 +135,23 @@ class DraftModelDrafter(GuessingDrafter):
             count //= 2
         return count
 
+    def _begun_slot(self, slot: int, tokens: Sequence[int]) -> _Slot:
+        """A slot; the first time with what the client's earlier texts left of its beginning."""
+        if (state := self._slots.get(slot)) is None:
+            held = self.runner.cache.allocate(slot, self._known(tokens), self._clients[slot])
+            state = self._slots[slot] = _Slot(list(tokens[:held]), held)
+        return state
+
     def _agree(self, slot: int, tokens: Sequence[int]) -> int:
         """Forget the computed tokens that the sequence does not have; returns how many stay.
 
         The sequence's last token never stays: it is computed again for its logits.
         """
-        state = self._slots[slot]
+        state = self._begun_slot(slot, tokens)
         computed, most = state.computed, min(len(state.computed), len(tokens) - 1)
         state.final = len(tokens) - 1
         same = min(state.sure, most)
-        while same < most and computed[same] == tokens[same]:
-            same += 1
+        same += common_prefix(computed[same:most], tokens[same:most])
         del computed[same:]
         state.sure = same
         self.runner.cache.commit(slot, self._known(computed), same)

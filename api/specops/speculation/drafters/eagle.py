@@ -181,7 +181,7 @@ class EagleDrafter(GuessingDrafter):
                 self._read([slot], leave=1)  # the last one will guess
 
     def _let_go(self, slot: int) -> None:
-        self._guesses.release(slot)
+        self._latest.pop(slot, None)
         if self._slots.pop(slot, None) is not None:
             self.runner.cache.release(slot)
             self._states.followed.discard(slot)
@@ -239,7 +239,7 @@ class EagleDrafter(GuessingDrafter):
     def _first(self, contexts: Sequence[DraftContext]) -> list[DraftContext]:
         asking = {context.slot: context for context in contexts}
         for context in contexts:
-            self._guesses.begin(context.slot, context.text)
+            self._calibration.begin(context.slot, context.text)
         return [asking[slot] for slot in self._read(list(asking), leave=0, guesses=asking)]
 
     def _next(
@@ -253,7 +253,7 @@ class EagleDrafter(GuessingDrafter):
             if length <= self.runner.cache.context and self.runner.cache.reserve(
                 context.slot, length
             ):
-                batch.add(context.slot, place, self._guesses.tokens(context.slot)[-1:], 1)
+                batch.add(context.slot, place, self._latest[context.slot].tokens[-1:], 1)
                 going.append(context)
                 kept.append(row)
         given, made = self.runner.given_states, self.runner.next_states

@@ -18,7 +18,7 @@ from specops.runtime.batch import Batch
 from specops.runtime.cost_model import CostModel
 from specops.runtime.model_runner import ModelRunner
 from specops.runtime.sampling import Floats, draw_seeded, filtered_probs, logprob
-from specops.speculation.drafters.accept_probs import Guesses
+from specops.speculation.drafters.accept_probs import Calibration
 from specops.speculation.drafters.base import NO_DRAFT, Draft, DraftContext, Drafter
 
 _KINDS = 6
@@ -52,7 +52,8 @@ class GuessingDrafter(Drafter):
         if isinstance(tokens, range):
             self._rows = slice(tokens.start, tokens.stop)
         self._probs: Floats = np.zeros(max(tokens) + 1, np.float32)
-        self._guesses = Guesses(fitted, depth, _KINDS)
+        self._calibration = Calibration(fitted, depth, _KINDS)
+        self._latest = self._calibration.latest
         self._usual = [_FIRST_PROMISE] * depth  # mean promise of each guess in a row
         self._begun = 0.0  # when work on the next pass began
 
@@ -100,7 +101,8 @@ class GuessingDrafter(Drafter):
         """Choose a request's next guess from [V] logits."""
         token, confidence = self._choose(guess, context, logits)
         kind = self._kind(context, token)
-        probability = self._guesses.add(context.slot, token, confidence, kind)
+        guesses = self._latest[context.slot]
+        probability = self._calibration.add(guesses, token, confidence, kind)
         self._usual[guess] += _WEIGHT * (probability - self._usual[guess])
 
     def _choose(self, guess: int, context: DraftContext, logits: Floats) -> tuple[int, float]:
@@ -124,7 +126,7 @@ class GuessingDrafter(Drafter):
         What is drawn is less often the likeliest token. And a lookup that says the same is evidence
         of another kind, as one that says something else is evidence against it.
         """
-        tokens = (*self._guesses.tokens(context.slot), token)
+        tokens = (*self._latest[context.slot].tokens, token)
         found = context.draft.tokens[: len(tokens)]
         seen = len(found) == len(tokens)
         return 3 * (context.sampling.temperature > 0) + seen * (1 + (found == tokens))
@@ -135,7 +137,7 @@ class GuessingDrafter(Drafter):
         if following >= min(context.max_draft, self._depth):
             return False
         usual = self._usual[following]
-        reach = self._guesses.reach(context.slot) * usual
+        reach = self._latest[context.slot].reach * usual
         if not context.adaptive or reach >= context.min_reach + share / context.token_seconds:
             return True
         # What is never tried cannot prove better: in the end it is tried again, but rarely.
@@ -144,7 +146,7 @@ class GuessingDrafter(Drafter):
 
     def _draft(self, context: DraftContext) -> Draft:
         """The request's draft; an adaptive one ends before tokens that are rarely reached."""
-        draft = self._guesses.draft(context.slot)
+        draft = self._latest[context.slot].draft
         if context.adaptive:
             return draft.likely(context.max_draft, context.min_reach)
         return draft
