@@ -1,7 +1,7 @@
-"""Who gets what: the API's key goes to one host alone, and Locust's page answers its own origin.
+"""Access control: sends the API key to one host only, and protects Locust's page from other pages.
 
-The page has no login. Any page in the same browser could send it a form, and read its answers as
-far as CORS or DNS rebinding let it.
+The page has no login. Without this, any web page in the same browser could submit its form, and
+read its answers through CORS or DNS rebinding.
 """
 
 import os
@@ -24,10 +24,10 @@ Wsgi = Callable[[Mapping[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 @dataclass(frozen=True)
 class Access:
-    """The API's key, for the only host that gets it: the one with which Locust was started.
+    """The API key, and the only host that gets it: the one with which Locust was started.
 
     Attributes:
-        keys: as in SPECOPS_API_KEYS; the first counts.
+        keys: keys as in SPECOPS_API_KEYS; the first one is used.
         host: URL of the API.
     """
 
@@ -35,7 +35,7 @@ class Access:
     host: str | None
 
     def header(self, host: str | None) -> dict[str, str]:
-        """The header that a request to a host brings; none without a key for it."""
+        """The headers for a request to a host; empty if there is no key for it."""
         name, colon, key = self.keys.partition(",")[0].strip().partition(":")
         key = key if colon else name
         if not key or not host or host.rstrip("/") != (self.host or "").rstrip("/"):
@@ -43,19 +43,19 @@ class Access:
         return {"Authorization": f"Bearer {key}"}
 
     def advice(self, host: str) -> str:
-        """How to give a host its key."""
+        """A hint how to set the key for a host."""
         if self.keys and not self.header(host):
             return f"the key goes only to the host of the start: start Locust with --host {host}"
         return "pass it with --api-key or LOAD_API_KEY"
 
 
 class Guard:
-    """Refuses requests that another origin makes; around the application of Locust's page.
+    """WSGI middleware for Locust's page that refuses requests from other origins.
 
     Args:
-        app: Locust's.
-        allowed: host names beside private ones, separated by commas; `*` stands for all.
-        environ: names the GitHub Codespace, if this is one.
+        app: Locust's application.
+        allowed: host names in addition to private ones, separated by commas; `*` allows all.
+        environ: environment variables, which name the GitHub Codespace if this is one.
     """
 
     def __init__(self, app: Wsgi, allowed: str, environ: Mapping[str, str] = os.environ) -> None:
@@ -79,7 +79,7 @@ class Guard:
         return self._app(environ, own_origin)
 
     def refusal(self, environ: Mapping[str, Any]) -> str:
-        """Return why a request is refused; nothing if it may pass."""
+        """Return why a request is refused; empty if it may pass."""
         host = str(environ.get("HTTP_HOST", "")).lower()
         name = re.sub(r":[0-9]*$", "", host).strip("[]").removesuffix(".")
         if not self._answers_to(name):
@@ -108,9 +108,9 @@ class Guard:
         return True
 
     def _is_own(self, origin: str | None, host: str) -> bool:
-        """Whether an origin is the page's; a program that is no browser sends none."""
+        """Whether an origin is the page's own; programs other than browsers send none."""
         if origin is None or urlsplit(origin).netloc.lower() == host:
             return True
         found = self._codespace and self._codespace.fullmatch(host)
-        # A Codespace's proxy puts this in the place of the page's own origin.
+        # A Codespace's proxy replaces the page's origin by this.
         return bool(found) and re.sub("^https?", "", origin) == f"://localhost:{found['port']}"

@@ -1,7 +1,7 @@
-"""Figures over the time of a run, as SVG: Locust's own charts know only requests.
+"""Draws figures over the time of a run as SVG, since Locust's charts only have requests.
 
-Lines are broken where nothing was measured. Text has no colour of its own, so that the charts suit
-a light and a dark page.
+Lines are interrupted where nothing was measured. The text is grey, so that the charts suit light
+and dark pages.
 """
 
 import math
@@ -18,7 +18,7 @@ _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 1104, 220, 64, 30, 24
 
 
 def svg(rows: Sequence[Figures]) -> str:
-    """All charts below one another, of the rows of `Recorder.over_time`."""
+    """All charts, stacked, for the rows of `Recorder.over_time`."""
     height = _HEIGHT * len(CHARTS)
     parts = [
         f'<g transform="translate(0 {_HEIGHT * index})">{_chart(rows, title, scale, lines)}</g>'
@@ -31,7 +31,7 @@ def svg(rows: Sequence[Figures]) -> str:
 
 
 def _round_up(value: float) -> float:
-    """The next value whose quarters are short numbers."""
+    """The next larger value whose quarters are round numbers."""
     unit = 4 * 10 ** math.floor(math.log10(value / 4))
     return next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= value)
 

@@ -1,13 +1,13 @@
-"""Typing traces: what llama.vim asks `/infill` for while somebody edits the files of a project.
+"""Makes typing traces: llama.vim's requests to `/infill` while somebody edits a project's files.
 
-Somebody goes to a place in a file, deletes a few lines or the end of one, and types them again,
-character by character; then saves, and goes on elsewhere. The requests have the fields and the
-texts of llama.vim (commit a1c8e6e, default settings): the lines around the cursor, and chunks of
-text from places visited before, which it has the server read ahead while nobody types. Who plays a
-trace decides what becomes of a request whose answer has not come when the next one is due.
+The typist goes to a place in a file, deletes a few lines or the end of one, and types them again,
+character by character; then saves, and continues elsewhere. The requests have the fields and texts
+of llama.vim (commit a1c8e6e, default settings): the lines around the cursor, and chunks of text
+from places visited before, which the server reads ahead while nobody types. The caller decides what
+happens to a request whose answer has not come when the next one is due.
 
 The same files, seconds and seed make the same trace. The time between keys is that of 136 million
-key strokes (Dhakal et al., CHI 2018: 0.24 s in the mean), with pauses before lines and words.
+keystrokes (Dhakal et al., CHI 2018: 0.24 s on average), with pauses before lines and words.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from itertools import takewhile
 from typing import Any, Literal
 
 # llama.vim's settings and constants.
-N_PREFIX, N_SUFFIX = 256, 64  # lines before and behind the cursor
+N_PREFIX, N_SUFFIX = 256, 64  # lines before and after the cursor
 RING_CHUNKS, RING_QUEUE, CHUNK_LINES, RING_SCOPE = 16, 16, 64, 1024
-PICK_DISTANCE = 32  # lines that the cursor must have moved for two more chunks
+PICK_DISTANCE = 32  # minimum number of lines between two picks of chunks
 SAME_CHUNK, SAME_PLACE = 0.9, 0.5  # similarities
 _COMMON: dict[str, Any] = {"id_slot": 0, "stream": False, "cache_prompt": True, "model": ""}
 WARMING: dict[str, Any] = {
@@ -45,7 +45,7 @@ ASKING: dict[str, Any] = {
 KEY_SECONDS, KEY_SIGMA = 0.18, 0.5  # median and spread, lognormal
 PAUSE_SECONDS, PAUSE_SIGMA, MAX_PAUSE = 1.0, 0.6, 3.0  # before a line, and some words
 WORD_PAUSES, OTHER_FILE, REST_OF_LINE = 0.1, 0.4, 0.4  # probabilities
-MAX_LINES, LOOKING_SECONDS = 4, (2, 6)  # of one visit
+MAX_LINES, LOOKING_SECONDS = 4, (2, 6)  # per visit
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class Event:
     """A request of the trace.
 
     Attributes:
-        at: seconds since the start; never less than that of the event before.
-        kind: `key`: a character was typed; `jump`: the cursor is in a new place; `warm`: nobody
-            waits for the answer.
+        at: seconds since the start, ascending.
+        kind: `key`: a character was typed; `jump`: the cursor is in a new place; `warm`: a request
+            that reads ahead, for whose answer nobody waits.
         body: the request's fields.
     """
 
@@ -65,12 +65,12 @@ class Event:
 
 
 def trace(files: dict[str, str], seconds: float, seed: int) -> Iterator[Event]:
-    """Yield the requests of a typing trace, in the order of time.
+    """Yield the requests of a typing trace, in order of time.
 
     Args:
-        files: texts of the project by their names.
+        files: the project's files, by name.
         seconds: length of the trace; `math.inf`: it never ends.
-        seed: chooses places, times and chunks.
+        seed: determines places, times and chunks.
 
     Raises:
         ValueError: no file has anything to type.
@@ -134,7 +134,7 @@ def _around(lines: Sequence[str], row: int) -> Sequence[str]:
 
 
 def _delay(typed: str, rng: random.Random) -> float:
-    """Seconds before the next key, after what was typed of the line."""
+    """Seconds before the next key, after the typed part of a line."""
     thinks = not typed or (not typed[-1].isalnum() and rng.random() < WORD_PAUSES)
     if thinks:
         return min(PAUSE_SECONDS * rng.lognormvariate(0, PAUSE_SIGMA), MAX_PAUSE)
@@ -142,7 +142,7 @@ def _delay(typed: str, rng: random.Random) -> float:
 
 
 class _Chunk:
-    """Lines of a file, as they were at a time."""
+    """Lines of a file at a given time."""
 
     def __init__(self, lines: Sequence[str], name: str, at: float) -> None:
         self.lines = tuple(lines)
@@ -152,14 +152,14 @@ class _Chunk:
         self.extra = {"text": text + "\n", "time": time, "filename": name}
 
     def similarity(self, other: _Chunk) -> float:
-        """Share of words in common, 0 to 1."""
+        """Share of common words, 0 to 1."""
         mine = {*self.words}
         common = sum(word in mine for word in other.words)
         return 2 * common / (len(self.words) + len(other.words))
 
 
 class _Ring:
-    """The chunks that go with every request, and those that wait to be read ahead."""
+    """The chunks that every request contains, and those queued for reading ahead."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -167,7 +167,7 @@ class _Ring:
         self.queued: list[_Chunk] = []
 
     def pick(self, lines: Sequence[str], name: str, at: float, *, replace: bool = False) -> None:
-        """Queue a part of the lines; where there is one like it, that one stays or is replaced."""
+        """Queue part of the lines; `replace` decides whether it replaces a similar chunk."""
         if len(lines) < 3:
             return
         new = _Chunk(self._part(lines), name, at)
@@ -180,23 +180,23 @@ class _Ring:
         self.queued = [*self.queued[-RING_QUEUE + 1 :], new]
 
     def advance(self) -> bool:
-        """Have the oldest queued chunk go with the next requests; whether there was one."""
+        """Add the oldest queued chunk to the next requests; return whether there was one."""
         if not self.queued:
             return False
         self.chunks = [*self.chunks[-RING_CHUNKS + 1 :], self.queued.pop(0)]
         return True
 
     def forget(self, around: Sequence[str]) -> None:
-        """Drop the chunks that are like the lines around the cursor: they would be repeated."""
+        """Drop the chunks similar to the lines around the cursor, which the request has anyway."""
         local = _Chunk(self._part(around), "", 0.0)
         self.chunks = [c for c in self.chunks if c.similarity(local) <= SAME_PLACE]
 
     def extra(self) -> list[dict[str, Any]]:
-        """The chunks as a request has them."""
+        """The chunks in the format of a request."""
         return [{**chunk.extra} for chunk in self.chunks]
 
     def _part(self, lines: Sequence[str]) -> Sequence[str]:
-        """Half a chunk's lines, at random."""
+        """Half a chunk's lines, from a random place."""
         half = CHUNK_LINES // 2
         if len(lines) + 1 < CHUNK_LINES:
             return lines

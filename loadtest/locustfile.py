@@ -1,12 +1,11 @@
-"""The load test: loads the API as clients do, and measures what they feel.
+"""The load test: sends requests to the API as clients do, and measures their latency.
 
     locust -f loadtest/locustfile.py --host http://127.0.0.1:8000
 
-Locust's requests are HTTP requests. Times of tokens, rates of tokens, stages and the knee stand in
-tables of their own (`page.py`). Requests that the server refuses because its queue is full (429)
-have a row of their own, which Locust's totals and charts leave out, and are no failures: an
-overloaded server should refuse. The exit status is 1 if anything failed or nothing succeeded, 2 if
-a gate of `slo.py` is missed.
+Locust counts HTTP requests. Token times and rates, stages and the knee are in separate tables
+(`page.py`). Requests that the server refuses because its queue is full (429) have a separate row
+that Locust's totals and charts exclude, and are not failures: an overloaded server should refuse.
+The exit status is 1 if anything failed or nothing succeeded, and 2 if a gate of `slo.py` is missed.
 """
 
 import math
@@ -56,7 +55,7 @@ from users import (
 )
 from workload import EDITOR, place
 
-# A worker asks this for every option, whenever users come or leave: that took half a second.
+# Workers call this for every option whenever users come or leave, which took half a second.
 argument_parser.default_args_dict = cache(argument_parser.default_args_dict)
 
 
@@ -69,10 +68,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 class Shape(LoadTestShape):
     """Runs the stages of the chosen shape."""
 
-    use_common_options = True  # number of users, ramp up and run time are for the shape `users`
+    use_common_options = True  # number of users, ramp up and run time of the shape `users`
 
     def tick(self) -> tuple[int, float, list[type[HttpUser]]] | None:
-        """Every second: number, spawn rate and class of the users; None ends the run."""
+        """Return number, spawn rate and class of the users, every second; None ends the run."""
         assert self.runner is not None  # noqa: S101 - Locust sets it before the first tick
         environment = self.runner.environment
         options = environment.parsed_options
@@ -86,7 +85,7 @@ class Shape(LoadTestShape):
         done = False
         if self.runner.state in (STATE_SPAWNING, STATE_RUNNING):
             run: Run = environment.load
-            if run.recorder.ended is not None:  # no stage begins while the last answers come
+            if run.recorder.ended is not None:  # no new stage while the last answers come
                 return self.runner.shape_last_tick
             run.lost, gone = lost(self.runner, options.load_workers)
             done = run.recorder.requests >= most or (gone and most < math.inf)
@@ -94,7 +93,7 @@ class Shape(LoadTestShape):
         if index is None or done or ran >= (options.run_time or math.inf):
             return None
         users = stages[index].locust_users
-        if stages[index].open_loop:  # each process has its part of the arrivals
+        if stages[index].open_loop:  # each process has a share of the arrivals
             users = max(users, getattr(self.runner, "worker_count", 1))
         by_form = load_options.shape(options) == USERS and options.spawn_rate
         before = stages[index - 1].locust_users if index else 0
@@ -106,15 +105,15 @@ class Shape(LoadTestShape):
 # -- the start -------------------------------------------------------------------------------------
 
 
-_complete = Event()  # this process's environment knows its runner
+_complete = Event()  # set once this process's environment knows its runner
 
 
 @events.init.add_listener
 def set_up(environment: Environment, **_: Any) -> None:
     """Check the options and the API, and extend the page."""
     environment.load, options = None, environment.parsed_options
-    # A page's form can set every option, and a master sends all of them to its workers: by now they
-    # may have replaced a worker's own.
+    # The page's form can set every option, and a master sends its options to the workers. By now
+    # they may have replaced a worker's own.
     worker = isinstance(environment.runner, WorkerRunner)
     own = argument_parser.get_parser().parse_args() if worker else options
     environment.access, options.api_key = Access(own.api_key, own.host), ""
@@ -127,7 +126,7 @@ def set_up(environment: Environment, **_: Any) -> None:
     load_options.settle(options)
     try:
         load_options.check(options, options.expect_workers)
-        if options.headless:  # the page may be there before the API is
+        if options.headless:  # with a page, the API may start later
             served_model(environment.host, environment.access)
     except ValueError as error:
         sys.exit(f"locust: {error}")
@@ -137,19 +136,19 @@ def set_up(environment: Environment, **_: Any) -> None:
 
 # -- what is recorded ------------------------------------------------------------------------------
 
-_begun: list[Environment] = []  # this process's; the events between processes do not carry it
+_begun: list[Environment] = []  # of this process: events between processes do not pass it
 
 
 @events.test_start.add_listener
 def begin(environment: Environment, **_: Any) -> None:
-    """Start to record. Every process does so, before its first user starts.
+    """Start recording, in every process, before its first user starts.
 
-    A worker gets its first users as soon as the master knows it. By then its own constructor may
-    not have returned, so that this waits for the environment.
+    A worker gets its first users as soon as the master knows it. Its own constructor may not have
+    returned by then, so this waits for the environment.
     """
     _complete.wait()
     options, runner = environment.parsed_options, environment.runner
-    if isinstance(runner, WorkerRunner):  # the master has sent it, with its options
+    if isinstance(runner, WorkerRunner):  # the master has sent the list, with its options
         workers = options.load_workers
         index = place(runner.client_id, runner.worker_index, workers)
     else:
@@ -161,7 +160,7 @@ def begin(environment: Environment, **_: Any) -> None:
         options.load_seed = options.seed or str(SystemRandom().randrange(10**9))
         options.load_stages = [list(astuple(stage)) for stage in load_options.stages(options)]
         options.load_started = time.time() - environment.shape_class.get_run_time()
-    # Who leaves during the run waits for the last answer, however long it takes.
+    # A user that leaves during the run waits for its last answer, however long it takes.
     environment.stop_timeout = REQUEST_TIMEOUT
     stages = [Stage(*stage) for stage in options.load_stages]
     recorder = Recorder(stages, options.load_started)
@@ -171,23 +170,23 @@ def begin(environment: Environment, **_: Any) -> None:
     environment.load = Run(environment, recorder, index, workers)
     _begun[:] = [environment]
     if not isinstance(runner, MasterRunner):
-        random.seed(f"{options.load_seed}:{index}")  # Locust draws tasks from it
-        with suppress(*UNANSWERED):  # the users try it again, and count that
+        random.seed(f"{options.load_seed}:{index}")  # Locust chooses tasks with it
+        with suppress(*UNANSWERED):  # the users try again, and count failures
             environment.load.prepare()
 
 
 @events.test_stopping.add_listener
 def end(environment: Environment, **_: Any) -> None:
-    """Stop the clock, at the last answer if a number of requests ends the test, and the workers."""
+    """Stop the clock and the workers; if all requests are sent, the clock ends with the last."""
     if environment.load is None:
-        return  # it never began
+        return  # the test never began
     options = environment.parsed_options
     environment.stop_timeout = options.load_stop_timeout
     recorder, most = environment.load.recorder, options.number_of_requests
     if isinstance(environment.runner, WorkerRunner) and options.processes:
         signal(SIGINT, default_int_handler)
     if recorder.ended is not None:
-        return  # a worker has heard it from the master
+        return  # the master has told this worker already
     complete = environment.load.finished or (most and recorder.requests >= most)
     recorder.ended = max(t.last for t in recorder.tallies) if complete else time.time()
     if isinstance(environment.runner, MasterRunner):
@@ -196,14 +195,14 @@ def end(environment: Environment, **_: Any) -> None:
 
 @events.reset_stats.add_listener
 def forget(**_: Any) -> None:
-    """Start over when the page's Reset is pressed."""
+    """Start over when somebody presses Reset on the page."""
     for environment in _begun:
         environment.load.recorder.restart()
 
 
 @events.report_to_master.add_listener
 def hand_over(client_id: str, data: dict[str, Any], **_: Any) -> None:
-    """Let a worker send what it has recorded since the last time."""
+    """Add a worker's results since its last report to the report."""
     for environment in _begun:
         run: Run = environment.load
         data["load"] = {"number": run.number, "finished": run.finished}
@@ -212,10 +211,10 @@ def hand_over(client_id: str, data: dict[str, Any], **_: Any) -> None:
 
 @events.worker_report.add_listener
 def take_over(client_id: str, data: dict[str, Any], **_: Any) -> None:
-    """Let the master add it up."""
+    """Add a worker's results to the master's."""
     for environment in _begun:
         found = data.get("load", {})
-        if found.get("number") == environment.load.number:  # and not the last run's
+        if found.get("number") == environment.load.number:  # not of the previous run
             environment.load.recorder.add(found["stages"])
             if found["finished"]:
                 environment.load.workers.discard(client_id)
@@ -223,31 +222,30 @@ def take_over(client_id: str, data: dict[str, Any], **_: Any) -> None:
 
 # -- the end ---------------------------------------------------------------------------------------
 
-# Messages of our own. Without a page Locust tells workers to quit, and reads half a second longer
-# what they send: answers that take longer would be lost. With one, their last figures would come up
-# to three seconds after it says that the test has stopped.
+# Additional messages. Without a page, Locust tells workers to quit and then reads for only half a
+# second, so longer answers would be lost. With a page, the last figures would come up to three
+# seconds after it says that the test has stopped.
 STOP, STOPPED = "load-stop", "load-stopped"
-STOP_SECONDS = 60.0  # beyond the time that users have for their last requests; Locust's own
-_noted: set[str] = set()  # workers that have sent all
+STOP_SECONDS = 60.0  # as in Locust, in addition to the users' time for their last requests
+_noted: set[str] = set()  # workers that have sent everything
 _news = Event()
 
 
 def gather(environment: Environment) -> None:
-    """Have all workers stop, and wait for the last of what they have recorded."""
+    """Stop all workers, and wait for their last results."""
     runner = environment.runner
     _noted.clear()
     runner.send_message(STOP, environment.load.recorder.ended)
     with gevent.Timeout(environment.stop_timeout + STOP_SECONDS, exception=False):
         while any(w.id not in _noted for w in runner.clients.all if w.state != STATE_MISSING):
             _news.clear()
-            _news.wait(HEARTBEAT_INTERVAL)  # a worker may go missing instead
+            _news.wait(HEARTBEAT_INTERVAL)  # a worker may have gone missing
 
 
 def lost(runner: Runner, workers: Sequence[str]) -> tuple[int, bool]:
-    """How many of a run's workers do not answer now, and whether any of them is gone for good.
+    """The number of a run's workers that do not answer, and whether any of them is gone for good.
 
-    What they had recorded since their last report is gone with them, and so are the requests that
-    were theirs to send.
+    With a worker, its results since the last report and its share of the requests are lost.
     """
     if not isinstance(runner, MasterRunner):
         return 0, False
@@ -258,7 +256,7 @@ def lost(runner: Runner, workers: Sequence[str]) -> tuple[int, bool]:
 
 
 def finish(environment: Environment, msg: Message, **_: Any) -> None:
-    """Stop a worker's users, whose time the master's clock has ended, and send what is left."""
+    """Stop a worker's users, as the master has ended the run, and send the last results."""
     runner, data = environment.runner, dict[str, Any]()
     environment.load.recorder.ended = msg.data
     runner.stop()
@@ -268,7 +266,7 @@ def finish(environment: Environment, msg: Message, **_: Any) -> None:
 
 
 def note(msg: Message, **_: Any) -> None:
-    """Note that a worker has sent all."""
+    """Record that a worker has sent everything."""
     _noted.add(msg.node_id)
     _news.set()
 

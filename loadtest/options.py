@@ -1,7 +1,7 @@
-"""The load test's options: what the command line and Locust's page offer, and what they mean.
+"""The load test's options, for the command line and Locust's page.
 
-Names are those of other benchmarks of LLM servers where these have one. The names of the values
-(`dest`) are what Locust's page shows.
+Options have the names of other LLM benchmarks where these have them. Locust's page shows the names
+of the values (`dest`).
 """
 
 import math
@@ -18,7 +18,7 @@ from texts import KINDS
 from traces import survey
 from workload import EDITOR, MEDIAN_ANSWER, MEDIAN_PROMPT
 
-DATASETS = Path(__file__).with_name("datasets")  # what the page can read
+DATASETS = Path(__file__).with_name("datasets")  # the files that the page can read
 
 _BOUNDS: dict[str, Callable[[float], bool]] = {
     "at least 0": lambda value: 0 <= value < math.inf,
@@ -31,14 +31,16 @@ _BOUNDS: dict[str, Callable[[float], bool]] = {
 
 @dataclass(frozen=True)
 class Option:
-    """An option of the command line, and a field of the page.
+    """An option of the command line and a field of the page.
 
     Attributes:
+        flag: its name on the command line.
         dest: its name on the page.
-        default: of the type that values have.
-        must: what a number must be, a name of `_BOUNDS`.
-        of: "asking": it has no effect on an editor; "making": nor on the prompts of a data set.
-        more: for `add_argument`.
+        default: the default, whose type is that of all values.
+        text: the help text.
+        must: the condition for a number, a key of `_BOUNDS`.
+        of: "asking": no effect on an editor; "making": no effect on a data set's prompts, either.
+        more: further arguments of `add_argument`.
     """
 
     flag: str
@@ -50,29 +52,29 @@ class Option:
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
-_COMMAND: dict[str, Any] = {"include_in_web_ui": False}  # what the page does not have
+_COMMAND: dict[str, Any] = {"include_in_web_ui": False}  # for the command line only
 _LIMITS: dict[str, Any] = {"action": "append", "metavar": "NAME=LIMIT", **_COMMAND}
 DRAFTERS = ("default", "draft", "suffix", "head", "cascade", "none")
 OPTIONS = (
     Option("--shape", "load_shape", USERS,
-        "users, each of which waits; arrivals at a rate; trace: at a file's times; or a program",
+        "users: each waits; arrivals: at a rate; trace: at a file's times; or a fixed program",
         more={"choices": SHAPES}),
     Option("--request-rate", "request_rate", 0.0,
         f"arrivals per second; 0: {ARRIVALS_RATE:g} with the shape arrivals", "at least 0"),
-    Option("--max-concurrency", "max_concurrency", 0, "limit of requests at once; 0: no limit",
-        "at least 0"),
+    Option("--max-concurrency", "max_concurrency", 0,
+        "maximum number of concurrent requests; 0: no limit", "at least 0"),
     Option("--num-prompts", "number_of_requests", 0,
         "stop after this many requests; 0: no limit", "at least 0"),
     Option("--api", "protocol", "generate", "endpoint to send requests to", of="asking",
         more={"choices": list(PROTOCOLS)}),
     Option("--category", "kind_of_prompt", "all",
-        "all: every kind but editor (typing); code alone for a model that does not chat",
+        "all: every kind but editor (typing); only code for a model without chat",
         more={"choices": ["all", *KINDS, EDITOR]}),
     Option("--input-len", "prompt_tokens", 0,
-        f"tokens of a prompt; 0: like real ones, half of them below {MEDIAN_PROMPT}",
+        f"tokens of a prompt; 0: realistic lengths, half of them below {MEDIAN_PROMPT}",
         "at least 0", "making"),
     Option("--output-len", "answer_tokens", 0,
-        f"most tokens of an answer; 0: like real ones, half of them below {MEDIAN_ANSWER}",
+        f"maximum tokens of an answer; 0: realistic lengths, half of them below {MEDIAN_ANSWER}",
         "at least 0"),
     Option("--length-scale", "length_scale", 1.0, "0.5: prompts and answers are half as long",
         "more than 0", "asking"),
@@ -80,45 +82,45 @@ OPTIONS = (
         "in [0, 1)"),
     Option("--ignore-eos", "ignore_eos", False, "answers never end before their length",
         of="asking", more={"action": "store_true"}),
-    Option("--turns", "turns", 1, "requests of one conversation, each with all before it",
+    Option("--turns", "turns", 1, "requests per conversation, each with all earlier turns",
         "at least 1", "asking"),
     Option("--think-time", "think_time", 0.0,
-        "mean seconds of a user, or between turns, before asking", "at least 0", "asking"),
+        "mean pause of a user before a request, in seconds", "at least 0", "asking"),
     Option("--drafter", "drafter", "default",
-        "source of draft tokens; none: plain decoding; only for the protocol generate",
+        "drafter; none: plain decoding; only for the protocol generate",
         of="asking", more={"choices": DRAFTERS}),
     Option("--repeat-share", "repeat_share", 0.0, "0.3: three of ten prompts were sent before",
         "in [0, 1]", "making"),
     Option("--prefix-repetition-prefix-len", "prefix_tokens", 0,
-        "tokens of a beginning that prompts share; 0: none", "at least 0", "making"),
-    Option("--prefix-repetition-num-prefixes", "prefixes", 10, "different shared beginnings",
+        "tokens of a shared prefix; 0: none", "at least 0", "making"),
+    Option("--prefix-repetition-num-prefixes", "prefixes", 10, "number of shared prefixes",
         "at least 1"),
     Option("--burstiness", "burstiness", 1.0,
-        "arrivals: 1 at random times, less in bursts, more at even intervals", "more than 0"),
+        "of arrivals; 1: at random, less: in bursts, more: at even intervals", "more than 0"),
     Option("--dataset", "dataset", "",
         f"file with prompts or a trace; on this page one of {DATASETS.parent.name}/{DATASETS.name}",
         of="asking"),
     Option("--trace-speed", "trace_speed", 1.0,
-        "0.1: the times of a trace pass ten times slower", "more than 0"),
-    Option("--seed", "seed", "", "the same seed makes the same requests; empty: drawn anew"),
+        "0.1: play a trace ten times slower", "more than 0"),
+    Option("--seed", "seed", "", "the same seed makes the same requests; empty: a random seed"),
     Option("--goodput", "goodput", slo.GOODPUT,
         "limits of a good request, in milliseconds: ttft, tpot, e2el (whole answer)"),
     Option("--time-scale", "time_scale", 1.0,
-        "0.5: fixed programs and typing take half their time", "more than 0"),
-    Option("--rate-scale", "rate_scale", 1.0, "0.5: ramp has half its arrivals", "more than 0"),
-    Option("--api-key", "api_key", "", "of several, separated by commas, the first one",
+        "0.5: fixed programs and typing take half the time", "more than 0"),
+    Option("--rate-scale", "rate_scale", 1.0, "0.5: ramp has half the arrivals", "more than 0"),
+    Option("--api-key", "api_key", "", "API key; the first one if commas separate several",
         more=_COMMAND),
     Option("--allowed-hosts", "allowed_hosts", "",
-        "names under which the page answers beside private ones, such as load.example.org",
+        "host names of the page in addition to private ones, such as load.example.org",
         more=_COMMAND),
-    Option("--report", "report", "", "JSON file for the stages' figures", more=_COMMAND),
+    Option("--report", "report", "", "JSON file for the figures of all stages", more=_COMMAND),
     Option("--gate", "gate", None, "limits for the exit status", more=_LIMITS),
     Option("--objective", "objective", None, "limits that define the knee", more=_LIMITS),
 )  # fmt: skip
 
 
 def add_to(parser: ArgumentParser) -> None:
-    """Add all options, each of which has an environment variable as well."""
+    """Add all options; each also has an environment variable."""
     for option in OPTIONS:
         more = {
             "env_var": f"LOAD_{option.flag.strip('-').replace('-', '_').upper()}",
@@ -132,7 +134,7 @@ def add_to(parser: ArgumentParser) -> None:
 
 
 def settle(options: Namespace) -> None:
-    """Fill in what follows from other options, before a run from the command line."""
+    """Fill in options that follow from others, before a run from the command line."""
     if options.num_users is None and options.max_concurrency:
         options.num_users = options.spawn_rate = options.max_concurrency
     limits = (options.num_users, options.run_time, options.number_of_requests, options.request_rate)
@@ -146,10 +148,10 @@ def settle(options: Namespace) -> None:
 
 
 def check(options: Namespace, processes: int = 1) -> None:
-    """Refuse options that this number of processes cannot run.
+    """Refuse options that contradict each other or that this number of processes cannot run.
 
     Raises:
-        ValueError: what is wrong, in one line.
+        ValueError: with the problem in one line.
     """
     for option in OPTIONS:
         value = getattr(options, option.dest)
@@ -164,7 +166,7 @@ def check(options: Namespace, processes: int = 1) -> None:
     _check_editor(options)
     _check_dataset(options)
     if any(stage.open_loop for stage in stages(options)) and not streams(options):
-        raise ValueError("arrivals ask for streams: leave --tags and --exclude-tags out")
+        raise ValueError("arrivals need streams: remove --tags and --exclude-tags")
     _check_processes(options, processes)
     ends = options.number_of_requests or options.dataset
     endless = math.isinf(stages(options)[-1].seconds) and not ends
@@ -177,15 +179,15 @@ def check(options: Namespace, processes: int = 1) -> None:
 
 
 def dataset(options: Namespace) -> Path | None:
-    """The file to read: a name on the page is one of a file in `DATASETS`."""
+    """The file to read; the page's field names a file in `DATASETS`."""
     return DATASETS / options.dataset if options.dataset else None
 
 
 def check_page_dataset(name: str) -> None:
-    """Refuse what would read another file than those in `DATASETS`.
+    """Refuse the name of anything but a file in `DATASETS`.
 
     Raises:
-        ValueError: it would, or there is no such file.
+        ValueError: the name is a path, or there is no such file.
     """
     folder = DATASETS.resolve()
     found = sorted(path.name for path in folder.glob("[!.]*") if path.is_file())
@@ -206,7 +208,7 @@ def _check_dataset(options: Namespace) -> None:
     timed = survey(path).seconds is not None
     if options.load_shape == TRACE and not timed:
         raise ValueError(f"the data set {path} has no times: take another shape than trace")
-    _refuse_given(options, "{} is for made prompts: leave it or --dataset out", "making")
+    _refuse_given(options, "{} is for generated prompts: remove it or --dataset", "making")
 
 
 def _refuse_given(options: Namespace, why: str, *of: str) -> None:
@@ -232,13 +234,13 @@ def _check_editor(options: Namespace) -> None:
     if options.kind_of_prompt != EDITOR:
         return
     if any(stage.open_loop for stage in stages(options)):
-        raise ValueError("--category editor types at a speed of its own: take the shape users")
-    why = f"{{}} has no effect on --category {EDITOR}: leave it out"
+        raise ValueError("--category editor types at its own speed: use the shape users")
+    why = f"{{}} has no effect on --category {EDITOR}: remove it"
     _refuse_given(options, why, "asking", "making")
 
 
 def shape(options: Namespace) -> str:
-    """The name of the shape: a rate makes arrivals of users."""
+    """The name of the shape; a rate implies `arrivals`."""
     return ARRIVALS if options.request_rate else str(options.load_shape)
 
 

@@ -1,9 +1,9 @@
-"""What the load test adds to Locust's page and report: tables of times, rates and stages, charts.
+"""Extends Locust's page and report: tables of times, rates and stages, and charts.
 
-Locust's own tables, charts and files count requests. Ours stand beside them in tabs of their own,
-and at the end of the HTML report. They are built by Locust's extension points: `extended_tabs`,
-`extended_tables` and `extended_csv_files`, whose data the page takes from `/stats/requests`. There
-is none for charts: a script shows them below the tables.
+Locust's own tables, charts and files count requests. Ours are in additional tabs and at the end of
+the HTML report. They use Locust's extension points `extended_tabs`, `extended_tables` and
+`extended_csv_files`, whose data the page gets from `/stats/requests`. There is no extension point
+for charts, so a script shows them below the tables.
 """
 
 import json
@@ -29,9 +29,9 @@ from users import served_model
 
 Row = Mapping[str, Any]  # values by the titles of their columns
 
-# Locust's own fields of the form. Without a check it would take every option of the command line.
+# Locust's own form fields. Without a check, the form could set every option of the command line.
 _FIELDS = ("user_count", "spawn_rate", "host", "run_time", "profile")
-# What `SIZES` are, in words.
+# Titles of `SIZES`.
 _TITLES = (*(f"to {size:,} tokens" for size in PROMPT_SIZES), f"above {PROMPT_SIZES[-1]:,} tokens")
 _TIMES = (
     ("ttft", "TTFT: time to first token", "ms"),
@@ -39,7 +39,7 @@ _TIMES = (
     ("itl", "ITL: inter-token latency, per token", "ms"),
     ("latency", "E2EL: end-to-end latency", "ms"),
     ("speed", "Output tokens per second of one request, waiting included", "tokens/s"),
-    ("slowdown", "Slowdown: TTFT over the prompt's time alone, by the API's costs of passes", ""),
+    ("slowdown", "Slowdown: TTFT over the prompt's time alone, by the API's pass costs", ""),
     *((name, f"TTFT of prompts {size}", "ms") for name, size in zip(SIZES, _TITLES, strict=True)),
 )
 
@@ -116,7 +116,7 @@ def _stages(report: Report) -> Iterator[Row]:
         }
 
 
-# Title of a tab: key, and rows of which the first has all columns.
+# By title of a tab: its key, and its rows, of which the first has all columns.
 TABLES: dict[str, tuple[str, Callable[[Report], Iterator[Row]]]] = {
     "LLM times": ("llm-times", _times),
     "LLM rates": ("llm-rates", _rates),
@@ -137,17 +137,17 @@ def _share(value: float | None) -> str:
 
 
 def _keyed(values: Iterable[Any]) -> Iterator[tuple[str, Any]]:
-    """The columns' keys of the page, which spells other keys than letters and digits anew."""
+    """Keys of columns for the page, which accepts only letters and digits."""
     return ((f"column{number}", value) for number, value in enumerate(values))
 
 
 def _numbered(rows: Iterable[Row]) -> list[Row]:
-    """Rows by the columns' keys; the page sorts them by `name`."""
+    """Rows with the keys of columns; the page sorts them by `name`."""
     return [{"name": f"{n:03}", **dict(_keyed(row.values()))} for n, row in enumerate(rows)]
 
 
 def section(report: Report) -> str:
-    """The tables as a part of Locust's HTML report."""
+    """The tables and charts as a section of Locust's HTML report."""
     parts = []
     for title, (_, make) in TABLES.items():
         rows = [*make(report)]
@@ -167,7 +167,7 @@ def section(report: Report) -> str:
     return f'<style>{style}</style><section id="llm">{"".join(parts)}</section>'
 
 
-# Shows the charts below our tabs' tables, as new as those.
+# Shows current charts below the tables of our tabs.
 _LIVE_CHARTS = """<section id="llm-charts" style="max-width:1152px;margin:16px auto"></section>
 <script>
 setInterval(async () => {
@@ -181,21 +181,21 @@ setInterval(async () => {
 
 
 def append(page: str, addition: str) -> str:
-    """A page of Locust with an addition at its end."""
+    """A page with HTML added at its end."""
     before, end, after = page.rpartition("</body>")
     return f"{before}{addition}{end}{after}"
 
 
 def append_to_file(path: Path, report: Report) -> None:
-    """Our section at the end of the file of `--html`."""
+    """Add our section at the end of the file of `--html`."""
     path.write_text(append(path.read_text("utf-8"), section(report)), "utf-8")
 
 
 def install(environment: Environment, current: Callable[[], Report | None]) -> None:
-    """Extend the page; `current` makes the report of the run so far, None before the first."""
+    """Extend the page; `current` returns the report of the run so far, None before the first."""
     page = environment.web_ui
-    assert page is not None  # noqa: S101 - the caller has seen it
-    assert page.app is not None  # noqa: S101 - it has, once it is made
+    assert page is not None  # noqa: S101 - the caller has checked
+    assert page.app is not None  # noqa: S101 - set by the constructor
     base = environment.parsed_options.web_base_path or ""
     given = environment.parsed_options.dataset
     empty = Report(Recorder([Stage(1.0)], time.time()), environment.parsed_options, "")
@@ -255,7 +255,7 @@ def install(environment: Environment, current: Callable[[], Report | None]) -> N
         except ValueError as error:
             return jsonify({"success": False, "message": str(error), "host": environment.host})
         if not request.form.get("run_time"):
-            options.run_time = None  # Locust would keep that of the test before
+            options.run_time = None  # Locust would keep that of the previous test
         return None
 
     @page.app.after_request
@@ -276,12 +276,12 @@ def install(environment: Environment, current: Callable[[], Report | None]) -> N
 
 
 def let_the_last_end(runner: Runner) -> None:
-    """Wait for what follows a test that has stopped, such as its report.
+    """Wait until a stopped test has finished its work, such as its report.
 
-    Meanwhile Locust says that a test can be started, says that it was, and starts none.
+    Until then, Locust would accept a new test, report its start, and not start it.
 
     Raises:
-        ValueError: the last test still runs.
+        ValueError: the last test is still running.
     """
     if runner.shape_greenlet is None:
         return
@@ -291,13 +291,13 @@ def let_the_last_end(runner: Runner) -> None:
 
 
 def _filled_in(options: Namespace, form: Mapping[str, str]) -> Namespace:
-    """The options as the page's form has them.
+    """The options with the values of the page's form.
 
     Raises:
-        ValueError: a field has no number.
+        ValueError: a field is not a number.
     """
     filled = Namespace(**vars(options))
-    filled.user_count = options.num_users or 1  # the page has a name of its own for it
+    filled.user_count = options.num_users or 1  # the page uses another name for it
     for name, text in form.items():
         before = getattr(filled, name, None)
         if isinstance(before, int | float) and not isinstance(before, bool):

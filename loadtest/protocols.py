@@ -1,7 +1,7 @@
-"""The protocols of the load test: the service's own `/generate`, OpenAI's, Anthropic's, Ollama's.
+"""The protocols of the load test: the service's `/generate`, OpenAI's, Anthropic's, Ollama's.
 
-Each makes the body of a request and reads the answer, whole or event by event. They do not know
-Locust.
+Each makes the body of a request, and reads the answer as a whole or event by event. This module
+does not depend on Locust.
 """
 
 import json
@@ -15,15 +15,16 @@ from record import Reply
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a request asks for, in any protocol.
+    """A request, independent of the protocol.
 
     Attributes:
-        model: the served model's name.
-        turns: the texts of the user and of the assistant in turn; the last one is the user's.
-        system: the system message of a chat, perhaps an empty one; None: a text to continue.
-        tokens: the longest answer, in tokens.
-        drafter: source of draft tokens; empty: the server's default. Only `/generate` has it.
-        ignore_eos: whether the answer goes on until it is as long as that.
+        model: name of the served model.
+        turns: the texts of user and assistant in turn; the last one is the user's.
+        system: the system message of a chat, possibly empty; None: a text to continue.
+        tokens: maximum tokens of the answer.
+        stream: whether to stream the answer.
+        drafter: the drafter; empty: the server's default. Only `/generate` has it.
+        ignore_eos: whether the answer always has the maximum number of tokens.
     """
 
     model: str
@@ -41,7 +42,7 @@ class Ask:
 
     @property
     def digest(self) -> int:
-        """A number for what is asked; equal ones are as good as always equal prompts."""
+        """A hash of the prompt; equal hashes practically always mean equal prompts."""
         asked = "\0".join((self.system or "", *self.turns)).encode()
         return int.from_bytes(blake2b(asked, digest_size=8).digest(), "big", signed=True)
 
@@ -63,10 +64,10 @@ class Progress:
     """The content of one event of a stream.
 
     Attributes:
-        text: what it adds to the answer.
+        text: the text that it adds to the answer.
         tokens: number of tokens in the text; None if the protocol does not say.
-        whole: the counts of the whole answer, from the last events; times and text are not its.
-        error: what went wrong.
+        whole: the counts of the whole answer, from the last events, without times and text.
+        error: the error, if any.
     """
 
     text: str = ""
@@ -80,11 +81,12 @@ class ApiProtocol:
     """A protocol.
 
     Attributes:
-        body: makes a request. A drafter can be chosen only for `/generate`.
-        answer: reads a whole answer, or the event of a stream that has its counts.
-        added: the text that an event adds, reasoning included.
-        counted: where that event has the number of output tokens, as names joined by dots.
-        has_ignore_eos: whether answers can go on until they are as long as asked for.
+        path: path of the endpoint.
+        body: makes the body of a request.
+        answer: reads a whole answer, or the stream's event that has its counts.
+        added: returns the text that an event adds, reasoning included.
+        counted: the field that only the event with the counts has, as names joined by dots.
+        has_ignore_eos: whether the protocol has a field to ignore the end token.
     """
 
     path: str
@@ -117,12 +119,12 @@ def _given(**fields: Any) -> dict[str, Any]:
 
 
 def _joined(parts: Iterable[Mapping[str, Any]], *names: str) -> str:
-    """The texts of parts; each has one under one of the names, or none."""
+    """The concatenated texts of parts; each has a text under one of the names, or none."""
     return "".join(part.get(name) or "" for part in parts for name in names)
 
 
 def _told(timings: Mapping[str, Any]) -> dict[str, Any]:
-    """What `timings` tell of passes and of accepted draft tokens."""
+    """The passes and accepted draft tokens in `timings`."""
     return {"passes": timings.get("steps"), "found_in": timings.get("accepted_found_in") or {}}
 
 
@@ -147,7 +149,7 @@ def _generated(body: Mapping[str, Any]) -> Reply:
     )
 
 
-# -- OpenAI's: the usage comes at the end of a stream ----------------------------------------------
+# -- OpenAI: the usage comes at the end of a stream ------------------------------------------------
 
 
 def _openai(ask: Ask, **asked: Any) -> dict[str, Any]:
@@ -189,7 +191,7 @@ def _responded(body: Mapping[str, Any]) -> Reply:
     return Reply(text, usage["input_tokens"], usage["output_tokens"], cached_tokens=cached)
 
 
-# -- Anthropic's: tokens from a cache are counted apart --------------------------------------------
+# -- Anthropic: cached tokens are counted separately -----------------------------------------------
 
 
 def _message(ask: Ask) -> dict[str, Any]:
@@ -204,7 +206,7 @@ def _messaged(body: Mapping[str, Any]) -> Reply:
     return Reply(text, read, usage["output_tokens"], cached_tokens=cached)
 
 
-# -- Ollama's: a line of JSON per step -------------------------------------------------------------
+# -- Ollama: a line of JSON per step ---------------------------------------------------------------
 
 
 def _ollama(ask: Ask, **asked: Any) -> dict[str, Any]:
@@ -220,7 +222,7 @@ def _counted(body: Mapping[str, Any]) -> Reply:
     return Reply(_line(body), body.get("prompt_eval_count", 0), body["eval_count"])
 
 
-# -- llama-server's /infill: a typing trace has its requests ---------------------------------------
+# -- llama-server's /infill: the requests come from a typing trace ---------------------------------
 
 
 def _filled_in(body: Mapping[str, Any]) -> Reply:

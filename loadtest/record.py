@@ -1,6 +1,6 @@
-"""The results of a run, stage by stage: Locust's own statistics know only requests.
+"""Records the results of a run, stage by stage: Locust's own statistics only count requests.
 
-The figures have the field's definitions, the same for every protocol:
+The figures have the usual definitions, the same for every protocol:
 
     latency   seconds from sending a request to the end of its answer (end-to-end)
     ttft      seconds from sending a request to its stream's first token
@@ -8,11 +8,11 @@ The figures have the field's definitions, the same for every protocol:
     itl       seconds between tokens: a chunk of n tokens counts n times an n-th of its gap
     speed     output tokens per second of one request, waiting included
     slowdown  ttft over the seconds that the prompt would take alone (`prefill.py`)
-    ttft_*    ttft of prompts up to so many tokens, and of longer ones
+    ttft_*    ttft by length of the prompt
 
-Every request counts in the stage in which it was sent. A stage's rates of answers and tokens count
-the seconds in which its requests were: from its start to the last of their ends. With `--processes`
-each worker records its own results and sends new ones to the master, which adds them up.
+Every request counts in the stage in which it was sent. A stage's rates of answers and tokens are
+over the time from its start to the end of its last request. With `--processes` each worker records
+its own results and sends new ones to the master, which adds them up.
 """
 
 import csv
@@ -32,14 +32,14 @@ from shapes import Stage, stage_at
 PROMPT_SIZES = (128, 512, 2048)
 SIZES = (*(f"ttft_to_{size}" for size in PROMPT_SIZES), f"ttft_above_{PROMPT_SIZES[-1]}")
 TIMES = ("latency", "ttft", "tpot", "itl", "speed", "slowdown", *SIZES)
-ENDS = ("answered", "refused", "failed", "cancelled")  # what becomes of a request that was sent
-# By the second of the run: output tokens as they came, and times to the first token.
+ENDS = ("answered", "refused", "failed", "cancelled")  # outcomes of a request
+# Output tokens and times to the first token, by second of the run.
 SERIES = ("tokens_at", "ttft_at")
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
-_DIGITS = 3  # of a time: neighbours differ by 1 % at most, and a soak's tokens fit into memory
+_DIGITS = 3  # significant digits of a time: within 1 %, and a soak's tokens fit into memory
 
 Spread = Counter[Any]  # how often each value was observed
-# By name. A share, mean or quantile of nothing is None: no number would be true.
+# Figures by name. A share, mean or quantile of no values is None.
 Figures = dict[str, Any]
 
 
@@ -48,13 +48,15 @@ class Reply:
     """A complete answer.
 
     Attributes:
-        latency: seconds.
-        first: seconds to the first token; None if the answer came as a whole, or was empty.
-        gaps: for each chunk after the first, seconds since the one before and its tokens.
-        cached_tokens: input tokens that the API knew from earlier requests; None: it does not say.
-        passes: the target's after the first token; None: it does not say.
-        found_in: accepted draft tokens, by where they were found; empty where it does not say.
-        alone: seconds that its prompt would take alone; None where nobody knows.
+        text: the text, reasoning included.
+        input_tokens, output_tokens: numbers of tokens.
+        latency: seconds to the end of the answer.
+        first: seconds to the first token; None if the answer was not streamed, or was empty.
+        gaps: for each chunk after the first, seconds since the previous one, and its tokens.
+        cached_tokens: input tokens from the API's prefix cache; None: it does not say.
+        passes: the target's passes after the first token; None: the API does not say.
+        found_in: accepted draft tokens by where they were found; empty if the API does not say.
+        alone: seconds that the prompt would take alone; None: unknown.
     """
 
     text: str
@@ -70,23 +72,23 @@ class Reply:
 
     @property
     def slowdown(self) -> float | None:
-        """Time to the first token over that of the same prompt alone; None where not known."""
+        """Time to the first token over the prompt's time alone; None if unknown."""
         return self.first / self.alone if self.first is not None and self.alone else None
 
     @property
     def size(self) -> str:
-        """The one of `SIZES` to which its prompt belongs."""
+        """The element of `SIZES` for the length of the prompt."""
         return SIZES[bisect_left(PROMPT_SIZES, self.input_tokens)]
 
     @property
     def tpot(self) -> float | None:
-        """Seconds per output token after the first; None without such tokens."""
+        """Seconds per output token after the first; None if there are none."""
         if self.first is None or self.output_tokens < 2:
             return None
         return (self.latency - self.first) / (self.output_tokens - 1)
 
     def keeps(self, limits: Mapping[str, float]) -> bool:
-        """Whether each time that was measured is within its limit."""
+        """Whether each measured time is within its limit."""
         times = {"latency": self.latency, "ttft": self.first, "tpot": self.tpot}
         return all((times[name] or 0.0) <= limit for name, limit in limits.items())
 
@@ -94,11 +96,13 @@ class Reply:
 def token_gaps(
     chunks: Sequence[tuple[float, int | None, int]], total: int
 ) -> list[tuple[float, int]]:
-    """Seconds between a stream's chunks, and each chunk's tokens, for all but the first chunk.
+    """Seconds since the previous chunk, and tokens, for all chunks of a stream but the first.
 
-    A chunk is the time at which it came, its tokens if the protocol counts them, and its
-    characters. Where it does not, the answer's `total` tokens are spread over the chunks by
-    characters.
+    Args:
+        chunks: for each chunk its time, its tokens (None if the protocol does not count them), and
+            its characters.
+        total: tokens of the answer, which are spread over the chunks by characters where the
+            protocol does not count them.
     """
     gaps = []
     characters = sum(length for _, _, length in chunks)
@@ -118,17 +122,22 @@ def token_gaps(
 
 @dataclass
 class Tally:
-    """The results of one stage; times in seconds, `itl` once for each token.
+    """The results of one stage. Times are in seconds; `itl` counts once per token.
 
     Attributes:
-        repeated: prompts that were sent before in the run.
-        cut: requests that were longer than the model allows.
-        prompts: digests of prompts that were not sent before, until they are handed over.
-        told_tokens, cached_tokens: of answers that tell, their input tokens, and those cached.
-        passes, pass_tokens: of answers that tell, passes, and tokens after the first.
-        user_seconds: of closed-loop users, summed up.
-        started: the time at which the run began, by `time.time()`.
-        last: likewise that at which the last request ended.
+        answered, refused, failed, cancelled: numbers of requests by outcome.
+        unsent: number of requests that were due but not sent.
+        good: number of answers within the goodput limits.
+        input_tokens, output_tokens: numbers of tokens of all answers.
+        repeated: number of prompts already sent in this run.
+        cut: number of requests shortened to the model's limits.
+        prompts: digests of prompts not sent before, until the next `take`.
+        told_tokens, cached_tokens: input tokens and cached tokens of answers that report both.
+        passes, pass_tokens: passes and tokens after the first of answers that report passes.
+        user_seconds: total time of closed-loop users.
+        started: start of the run, by `time.time()`.
+        last: end of the last request, by `time.time()`.
+        spreads: distributions by name.
     """
 
     answered: int = 0
@@ -164,7 +173,7 @@ class Tally:
         self.last = time.time()
 
     def count(self, reply: Reply, limits: Mapping[str, float]) -> None:
-        """Count an answer that has just become complete."""
+        """Count an answer that has just been completed."""
         self.end("answered")
         self.good += reply.keeps(limits)
         self.input_tokens += reply.input_tokens
@@ -194,7 +203,7 @@ class Tally:
             self.spreads["tokens_at"][int(at)] += tokens
 
     def data(self) -> dict[str, Any]:
-        """The results as plain data; spreads as pairs, since messages have no numbers as keys."""
+        """The results as plain data; spreads are pairs, as messages allow no numbers as keys."""
         spreads = {name: [*spread.items()] for name, spread in self.spreads.items()}
         others = {name: getattr(self, name) for name in ("prompts", "user_seconds", "last")}
         return {name: getattr(self, name) for name in COUNTS} | others | spreads
@@ -217,7 +226,18 @@ def _rounded(value: float) -> float:
 
 
 class Recorder:
-    """Tallies of all stages of one run, which began at `started`, by `time.time()`."""
+    """Tallies of all stages of one run.
+
+    Args:
+        stages: the run's stages.
+        started: its start, by `time.time()`.
+
+    Attributes:
+        stages, started: the same.
+        ended: its end, by `time.time()`; None: it is still running.
+        prompts: digests of all prompts sent so far.
+        tallies: one per stage.
+    """
 
     def __init__(self, stages: Sequence[Stage], started: float) -> None:
         self.stages = tuple(stages)
@@ -232,7 +252,7 @@ class Recorder:
         self.tallies = [Tally(started=self.started) for _ in self.stages]
 
     def note(self, tally: Tally, prompt: int) -> None:
-        """Count a prompt, by its digest, that is sent or that another process has sent."""
+        """Count a prompt, by its digest, that this or another process sends."""
         if prompt in self.prompts:
             tally.repeated += 1
         else:
@@ -240,14 +260,14 @@ class Recorder:
             tally.prompts.append(prompt)
 
     def restart(self) -> None:
-        """Forget all results and count from now on, of a run with one stage."""
+        """Forget all results; a run with one stage starts anew."""
         self.count_users()
         if len(self.stages) == 1:
             self.started = time.time()
         self.clear()
 
     def stage(self, at: float) -> int:
-        """The index of the stage at a time, by `time.time()`; after the last one, the last."""
+        """The index of the stage at a time (`time.time()`); after the end, that of the last."""
         index = stage_at(self.stages, max(0.0, at - self.started))
         return len(self.stages) - 1 if index is None else index
 
@@ -256,9 +276,9 @@ class Recorder:
         return self.tallies[self.stage(sent)]
 
     def count_users(self, change: int = 0) -> None:
-        """Count the users until now in the stages in which they were; then some come or go.
+        """Add the users' time until now to the stages, then change the number of users.
 
-        An end that was told late takes away what was counted after it.
+        If the run ended before the last call, the time after its end is subtracted.
         """
         begin, now = self.started, self._end()
         for stage, tally in zip(self.stages, self.tallies, strict=True):
@@ -269,14 +289,14 @@ class Recorder:
         self._users, self._since = self._users + change, now
 
     def take(self) -> list[dict[str, Any]]:
-        """Return all results as plain data, and begin again without them."""
+        """Return all results as plain data, and clear them."""
         self.count_users()
         taken = [tally.data() for tally in self.tallies]
         self.clear()
         return taken
 
     def add(self, taken: Sequence[Mapping[str, Any]]) -> None:
-        """Add the results that another process returned from `take`."""
+        """Add the results that another process got from `take`."""
         for tally, other in zip(self.tallies, taken, strict=True):
             tally.add(other)
             for prompt in other["prompts"]:
@@ -284,11 +304,11 @@ class Recorder:
 
     @property
     def requests(self) -> int:
-        """Requests that have ended, in all stages."""
+        """Number of finished requests in all stages."""
         return sum(tally.sent for tally in self.tallies)
 
     def rows(self) -> list[Figures]:
-        """Figures of every stage that has begun, with the users or arrivals that it asks for."""
+        """Figures of every stage that has begun, with its planned users or arrivals."""
         self.count_users()
         found = []
         begin = self.started
@@ -310,12 +330,12 @@ class Recorder:
         return total
 
     def whole(self) -> Figures:
-        """Figures of the whole run, which ends with its last request."""
+        """Figures of the whole run, until the end of its last request."""
         total, asking = self.total(), self._end() - self.started
         return summary(total, asking, max(asking, total.last - self.started))
 
     def over_time(self, points: int = 60) -> list[Figures]:
-        """At most so many pieces of the run, of equal length: tokens per second, TTFT."""
+        """Tokens per second and TTFT of at most `points` equal periods of the run."""
         total = self.total()
         seconds = max(1.0, max(self._end(), total.last) - self.started)
         width = math.ceil(seconds / points)
@@ -338,7 +358,7 @@ class Recorder:
 
 
 def quantile(values: Spread, q: float) -> float | None:
-    """The smallest value that at least a share `q` does not exceed; None without values."""
+    """The smallest value that at least a share `q` of the values do not exceed; None of none."""
     left = max(1, math.ceil(q * values.total()))
     for value in sorted(values):
         left -= values[value]
@@ -348,7 +368,7 @@ def quantile(values: Spread, q: float) -> float | None:
 
 
 def ratio(part: float, whole: float) -> float | None:
-    """A share or a mean; None of nothing."""
+    """A share or a mean; None if the whole is 0."""
     return part / whole if whole else None
 
 
@@ -356,8 +376,9 @@ def summary(tally: Tally, asking: float, seconds: float) -> Figures:
     """Counts, shares, rates and quantiles of a tally.
 
     Args:
+        tally: the results.
         asking: seconds in which requests were sent.
-        seconds: the same and what the last of them took longer.
+        seconds: seconds until the last of them ended.
     """
     sent = tally.sent
     figures: Figures = {"seconds": seconds, "asking_seconds": asking}
@@ -384,7 +405,7 @@ def summary(tally: Tally, asking: float, seconds: float) -> Figures:
 
 
 def as_csv(rows: Sequence[Figures]) -> str:
-    """The stages as CSV; what was not measured is empty."""
+    """The stages as CSV; figures that were not measured are empty."""
     text = StringIO(newline="")
     writer = csv.DictWriter(text, rows[0])
     writer.writeheader()
@@ -394,7 +415,7 @@ def as_csv(rows: Sequence[Figures]) -> str:
 
 
 def write(path: Path, report: Mapping[str, Any]) -> None:
-    """Write the report as JSON, and its stages as CSV beside it."""
+    """Write the report as JSON, and its stages as CSV next to it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=2) + "\n", "utf-8")
     path.with_suffix(".csv").write_text(as_csv(report["stages"]), "utf-8", newline="")

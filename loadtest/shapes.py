@@ -1,8 +1,8 @@
 """Load shapes as data: how many users or arrivals, for how long.
 
-Closed-loop users wait for an answer before they ask again, so they slow down together with an
-overloaded server and hide how bad it is. In an open loop requests arrive at random times, whether
-or not earlier ones have been answered, as from people who do not know of each other.
+Closed-loop users wait for an answer before they ask again, so they slow down with an overloaded
+server and hide the overload. In an open loop, requests arrive at random times, whether or not
+earlier ones have been answered, as from independent people.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
-USERS, ARRIVALS, TRACE = "users", "arrivals", "trace"  # shapes that the options describe
-ARRIVALS_SECONDS, ARRIVALS_RATE = 120.0, 4.0  # where no option says otherwise
+USERS, ARRIVALS, TRACE = "users", "arrivals", "trace"  # shapes defined by options
+ARRIVALS_SECONDS, ARRIVALS_RATE = 120.0, 4.0  # defaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +32,18 @@ class Stage:
 
     @property
     def locust_users(self) -> int:
-        """Locust's users for this stage; of an open loop each stands for at most one arrival/s."""
+        """Number of Locust users; in an open loop, each stands for at most one arrival/s."""
         return math.ceil(self.rate) if self.open_loop else self.users
 
     def scaled(self, seconds: float, rate: float) -> Stage:
-        """Make a stage that lasts `seconds` times as long, with `rate` times as many arrivals."""
+        """A stage that lasts `seconds` times as long, with `rate` times as many arrivals."""
         return replace(self, seconds=self.seconds * seconds, rate=self.rate * rate)
 
 
 FIXED: dict[str, tuple[Stage, ...]] = {
-    # Does it work at all? What CI runs.
+    # Does it work at all? CI runs this.
     "smoke": (Stage(30, users=2),),
-    # Where is the knee? More and more arrivals; see `--rate-scale` for slower models.
+    # Where is the knee? Arrivals increase; see `--rate-scale` for slower models.
     "ramp": tuple(Stage(20, rate=rate) for rate in (2, 4, 8, 12, 16, 24, 32, 48)),
     # Does it refuse load instead of falling over, and recover?
     "spike": (Stage(30, users=2), Stage(30, users=60), Stage(60, users=2)),
@@ -56,11 +56,17 @@ SHAPES = (USERS, ARRIVALS, TRACE, *FIXED)
 def arrivals(
     stages: Sequence[Stage], burstiness: float, seed: str, index: int, processes: int
 ) -> Iterator[float]:
-    """When process number `index` begins something, in seconds from the start, for ever.
+    """Yield the arrival times of process number `index`, in seconds from the start, endlessly.
 
-    The gaps of all processes together have a gamma distribution. With a burstiness of 1 it is that
-    of a Poisson process, in which requests of independent people arrive; with less they come in
-    bursts. A process that joined later begins nothing.
+    The gaps of all processes together have a gamma distribution. With a burstiness of 1 this is a
+    Poisson process, as from independent people; with less, requests come in bursts. A process that
+    joined later has no arrivals.
+
+    Args:
+        stages: the run's stages, with their rates.
+        burstiness: shape of the gamma distribution.
+        seed: determines the times.
+        index, processes: which of how many processes this is.
     """
     rng, at = random.Random(f"{seed}:arrivals"), 0.0
     for number in count() if index < processes else ():

@@ -1,11 +1,11 @@
 """The limits of a run: gates for its exit status, objectives that define the knee, and goodput.
 
-Gates and objectives are limits on figures of `record.summary`; a limit is the largest value that is
-still good. Gates judge the whole run. Refused requests are no gate, because under overload it is
-right to refuse. The knee is the highest rate of arrivals at which a stage of the run still meets
-every objective. Goodput has limits on single requests: it counts those that keep all of them.
+Gates and objectives are limits on figures of `record.summary`: maximum values. Gates judge the
+whole run. There is no gate for refused requests, because an overloaded server should refuse. The
+knee is the highest arrival rate at which a stage of the run still meets every objective. Goodput
+has limits on single requests, and counts the requests within all of them.
 
-Nothing keeps a limit on a figure that was not measured: a run without answers misses its gates.
+A figure that was not measured misses its limit, so a run without answers misses its gates.
 """
 
 import math
@@ -15,7 +15,7 @@ from difflib import get_close_matches
 
 from record import Figures, Tally, summary
 
-MEASURED = {*summary(Tally(), 0, 0)} - {"found_in"}  # what can have a limit
+MEASURED = {*summary(Tally(), 0, 0)} - {"found_in"}  # figures that can have a limit
 
 GATES: dict[str, float] = {"failed_share": 0.0, "latency_p95": 30.0}
 OBJECTIVES: dict[str, float] = {
@@ -25,13 +25,13 @@ OBJECTIVES: dict[str, float] = {
     "ttft_p95": 1.0,
 }
 GOODPUT = "ttft:1000 e2el:30000"
-# The names that other benchmarks of LLM servers use, and ours.
+# The names in other LLM benchmarks, and ours.
 _GOODPUT_TIMES = {"ttft": "ttft", "tpot": "tpot", "e2el": "latency"}
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One figure against its limit; `reason` says why there is none."""
+    """A figure and its limit; `reason` says why a figure is missing."""
 
     name: str
     value: float | None
@@ -40,18 +40,18 @@ class Verdict:
 
     @property
     def good(self) -> bool:
-        """Whether the limit is kept."""
+        """Whether the figure is within the limit."""
         return self.value is not None and self.value <= self.limit
 
     @property
     def fault(self) -> str:
-        """Why the limit is not kept."""
+        """Why the limit is missed."""
         return (
             self.reason if self.value is None else f"{self.name} {self.value:.4g} > {self.limit:g}"
         )
 
     def __str__(self) -> str:
-        """One line for people."""
+        """The verdict in one line."""
         if self.value is None:
             return f"{self.name} (at most {self.limit:g}): MISSED, {self.reason}"
         word = "kept" if self.good else "MISSED"
@@ -59,10 +59,10 @@ class Verdict:
 
 
 def limits(base: Mapping[str, float], changes: Iterable[str]) -> dict[str, float]:
-    """`base` with `name=value` changes applied; `name=` takes a limit away.
+    """`base` with changes `name=value` applied; `name=` removes a limit.
 
     Raises:
-        ValueError: a change is not of that form, or on a figure that is not measured.
+        ValueError: a change does not have this form, or names no measured figure.
     """
     changed = dict(base)
     for change in changes:
@@ -71,7 +71,7 @@ def limits(base: Mapping[str, float], changes: Iterable[str]) -> dict[str, float
             raise ValueError(f"{change!r} is not NAME=LIMIT")
         if name not in MEASURED:
             near = get_close_matches(name, MEASURED, n=3)
-            raise ValueError(f"{change!r}: no such figure; near it: {', '.join(near) or 'none'}")
+            raise ValueError(f"{change!r}: no such figure; similar: {', '.join(near) or 'none'}")
         if value:
             changed[name] = _number(value, change)
         else:
@@ -80,10 +80,10 @@ def limits(base: Mapping[str, float], changes: Iterable[str]) -> dict[str, float
 
 
 def goodput_limits(text: str) -> dict[str, float]:
-    """Seconds by name of a request's time, from `ttft:500 tpot:50 e2el:10000` in milliseconds.
+    """Limits in seconds by name, from text such as `ttft:500 tpot:50 e2el:10000` (milliseconds).
 
     Raises:
-        ValueError: the text is not of that form.
+        ValueError: the text does not have this form.
     """
     found = {}
     for item in text.replace(",", " ").split():
@@ -105,13 +105,13 @@ def _number(value: str, item: str) -> float:
 
 
 def judge(figures: Figures, against: Mapping[str, float]) -> list[Verdict]:
-    """Every limit's verdict."""
+    """The verdict on every limit."""
     reason = "no answer has it" if figures["answered"] else why_unanswered(figures)
     return [Verdict(name, figures[name], limit, reason) for name, limit in against.items()]
 
 
 def why_unanswered(figures: Figures) -> str:
-    """What became of the requests of a run or stage without answers."""
+    """The outcomes of the requests of a run or stage without answers, in words."""
     what = {
         "refused": "refused (429)",
         "failed": "failed",
@@ -123,7 +123,7 @@ def why_unanswered(figures: Figures) -> str:
 
 
 def knee(stages: Iterable[Figures], objectives: Mapping[str, float]) -> Figures | None:
-    """The last stage before the first one that misses an objective; None if that is the first."""
+    """The last stage before the first that misses an objective; None if there is none."""
     best = None
     for figures in stages:
         if not figures["answered"] or not all(v.good for v in judge(figures, objectives)):

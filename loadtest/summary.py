@@ -1,4 +1,4 @@
-"""A run's figures together with its limits: what the terminal, the page and the files show."""
+"""Combines a run's figures with its limits, for the terminal, the page and the files."""
 
 from argparse import Namespace
 from typing import Any
@@ -11,18 +11,18 @@ from workload import EDITOR
 
 
 def short(value: float | None, scale: float = 1) -> str:
-    """A number for people: three digits, or all before the point; "-" if nothing was measured."""
+    """A number with three significant digits or no decimals; "-" if nothing was measured."""
     if value is None:
         return "-"
     value *= scale
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-MAX_REPEATED = 0.2  # of a run's prompts, above which its speed is that of repetition
+MAX_REPEATED = 0.2  # share of repeated prompts above which the report warns
 
 
 def found_in(figures: Figures) -> str:
-    """Where accepted draft tokens were found, the most first; empty if no answer tells."""
+    """Where accepted draft tokens were found, most frequent first; empty if no answer says."""
     places = sorted(figures["found_in"].items(), key=lambda item: -item[1])
     total = sum(number for _, number in places) or 1
     shares = [(place, number / total) for place, number in places if number / total >= 0.005]
@@ -33,12 +33,13 @@ class Report:
     """The figures of a run so far.
 
     Attributes:
-        whole, stages: figures of `record.summary`.
-        over_time: pieces of the run, of `Recorder.over_time`.
-        objectives: limits of a stage. Those on streams are gone from runs that ask for none.
-        knee: the stage that is the knee; None without one.
-        errors: how often a user of the load test itself ended with an error.
-        lost: workers that do not answer any more.
+        whole, stages: figures from `record.summary`.
+        over_time: figures from `Recorder.over_time`.
+        gates: verdicts on the whole run.
+        objectives: limits of a stage; without those on streams if the run has no streams.
+        knee: the stage of the knee; None: there is none.
+        errors: number of users of the load test that ended with an error.
+        lost: number of workers that no longer answer.
     """
 
     def __init__(
@@ -59,20 +60,20 @@ class Report:
         self.knee = slo.knee(self.stages, self.objectives) if self.is_ramp else None
 
     def missed(self, stage: Figures) -> str:
-        """Which objectives a stage misses, and by how much; empty if none."""
+        """The objectives that a stage misses, and by how much; empty if none."""
         verdicts = slo.judge(stage, self.objectives)
         return ", ".join(dict.fromkeys(v.fault for v in verdicts if not v.good))
 
     @property
     def cancelled(self) -> str:
-        """What cancelled requests were."""
+        """What the cancelled requests were, for the end of a sentence."""
         if self.options.kind_of_prompt == EDITOR:
             return "suggestions were cancelled by the next key"
         return "requests were cut off at the end of the run"
 
     @property
     def warning(self) -> str:
-        """What makes the run's figures say less than they seem to; empty if nothing does."""
+        """A warning that the figures are too favourable; empty if they are not."""
         repeated = self.whole["repeated_share"] or 0
         if repeated <= MAX_REPEATED:
             return ""
@@ -83,7 +84,7 @@ class Report:
 
     @property
     def knee_text(self) -> str:
-        """The rate of arrivals at the knee."""
+        """The arrival rate at the knee, or "none"."""
         return f"{self.knee['arrived_per_second']:.1f}" if self.knee else "none"
 
     @property
@@ -96,7 +97,7 @@ class Report:
         return 0 if all(verdict.good for verdict in self.gates) else 2
 
     def data(self) -> dict[str, Any]:
-        """The report as JSON has it."""
+        """The report for JSON."""
         options = self.options
         return {
             "shape": load_options.shape(options),
@@ -117,7 +118,7 @@ class Report:
         }
 
     def lines(self) -> list[str]:
-        """What the terminal shows at the end."""
+        """The lines for the terminal."""
         whole = self.whole
         milliseconds = {
             name: " / ".join(short(whole[f"{name}_p{q}"], 1000) for q in (50, 95))

@@ -1,10 +1,11 @@
-"""Writes the prompts of the load test as users write them: no two alike, each of a chosen length.
+"""Writes the load test's prompts: realistic, no two alike, each of a chosen length.
 
-What a server has read before it need not read again, and what it has said before it can guess. So
-a load that repeats its prompts measures the cache. These prompts are made of sentences with many
-slots, of windows of the English reference that every Python carries (`pydoc_data.topics`), and of
-code of the standard library on which the demo pair was not trained, with other names. Each begins
-with something made. People, places and things stay what they are throughout a conversation.
+A server need not compute text that it has read before, and can draft text that it has written
+before. So a load that repeats its prompts measures the cache. These prompts consist of sentences
+with many slots, of passages from the English reference that comes with Python
+(`pydoc_data.topics`), and of standard library code with other names, on which the demo pair was not
+trained. Each begins with generated text. People, places and things stay the same throughout a
+conversation.
 """
 
 import json
@@ -26,9 +27,9 @@ Encode = Callable[[str], Sequence[bytes]]  # a text's tokens, as their spellings
 
 CHAT, CONVERSATION, SUMMARY, DOCUMENT = "chat", "conversation", "summary", "document"
 CODE, STRUCTURED = "code", "structured"
-# The kinds, and how many tokens a prompt must have to become one of that kind by itself.
+# The kinds, and the minimum number of tokens of a prompt for which the kind is drawn.
 KINDS = {CHAT: 0, CONVERSATION: 200, SUMMARY: 150, DOCUMENT: 150, CODE: 60, STRUCTURED: 100}
-# As `training/corpus.py` has them, which is not in the image.
+# The same list as in `training/corpus.py`, which is not in the image.
 HELD_OUT = (
     "argparse", "bisect", "calendar", "cmd", "configparser", "csv", "difflib", "fileinput",
     "fractions", "ftplib", "graphlib", "gzip", "heapq", "imaplib", "ipaddress", "json",
@@ -36,7 +37,7 @@ HELD_OUT = (
     "tarfile", "textwrap", "timeit", "tomllib", "uuid", "zipfile",
 )  # fmt: skip
 
-# A value may have slots itself; `{5-90}` is a number.
+# A value may contain slots, too; `{5-90}` is a number.
 _SLOTS = {
     name: values.split("|")
     for name, values in {
@@ -134,23 +135,29 @@ _SLOTS = {
     }.items()
 }
 _SLOTS["town"] = _SLOTS["city"]
-# What a conversation says of people, places and things, by slot; under its own name what it said
-# of another matter before.
+# The people, places and things of a conversation, by slot; those of earlier topics are keys of
+# their own.
 Scene = dict[str, str]
 _MATTER = ("person", "job", "subject", "thing", "problem", "town", "due")
 _KEPT = ("city", "place", "staff", *_MATTER)
 _SLOT = re.compile(r"\{([a-z]+|\d+-\d+)\}")
-# As byte-level BPE splits texts before it encodes each part by itself.
+# The pre-tokenization of byte-level BPE, which encodes each part separately.
 _PART = re.compile(r" ?[^\W\d_]+| ?\d+| ?(?:[^\w\s]|_)+|\s+(?!\S)|\s+")
-_REST = 0.02  # of a text that may be left out so that it ends with a line
-_WORDS = 6  # of a quotation
-_SAMPLE, _EVERY = 4096, 2  # characters of the texts from which their common words are taken
+_REST = 0.02  # share of a text that may be dropped so that it ends with a line
+_WORDS = 6  # words of a quotation
+_SAMPLE, _EVERY = 4096, 2  # common words come from every second sample of this many characters
 _NAMES = re.compile(r"(?:\bdef |\bself\.)([a-z]\w{3,})")
 _BEGIN = re.compile(r"^(?:    )?(?:def|class) ", re.MULTILINE)
 
 
 def fill(rng: Random, pattern: str, scene: Scene | None = None) -> str:
-    """A pattern with something in each slot: what a scene has there, or gets now."""
+    """Fill each slot of a pattern, from the scene if it has a value, or at random.
+
+    Args:
+        rng: random numbers.
+        pattern: text with slots in braces.
+        scene: values of a conversation, which may gain some; None: all are random.
+    """
 
     def value(slot: re.Match[str]) -> str:
         low, is_range, high = slot[1].partition("-")
@@ -160,7 +167,7 @@ def fill(rng: Random, pattern: str, scene: Scene | None = None) -> str:
             return some(rng, low, scene)
         if low not in scene:
             named = {*scene.values()}
-            drawn = (some(rng, low) for _ in range(999))  # all may be named
+            drawn = (some(rng, low) for _ in range(999))  # all may be in use
             scene[low] = next((one for one in drawn if one not in named), "") or some(rng, low)
         return scene[low]
 
@@ -168,13 +175,13 @@ def fill(rng: Random, pattern: str, scene: Scene | None = None) -> str:
 
 
 def some(rng: Random, slot: str, scene: Scene | None = None) -> str:
-    """Something for a slot."""
+    """A random value of a slot, with its own slots filled."""
     return fill(rng, rng.choice(_SLOTS[slot]), scene).strip(" ")
 
 
 @cache
 def _reference() -> tuple[str, list[int], list[tuple[str, int]]]:
-    """The English reference, where its paragraphs begin, and its pages' titles and beginnings."""
+    """The English reference, starts of its paragraphs, and titles and starts of its pages."""
     text = "\n\n".join(topics[name].strip() for name in sorted(topics))
     pages = re.finditer(r"^(\S.*)\n\*+\n\n(?=\w)", text, re.MULTILINE)
     begins = [at.end() for at in re.finditer(r"\n\n(?=\w)", text)]
@@ -183,7 +190,7 @@ def _reference() -> tuple[str, list[int], list[tuple[str, int]]]:
 
 @cache
 def _code() -> tuple[str, list[int]]:
-    """Code on which the demo pair was not trained, and where functions and classes begin in it."""
+    """Code on which the demo pair was not trained, and the starts of its functions and classes."""
     library = Path(sysconfig.get_path("stdlib"))
     files = [library / f"{name}.py" for name in HELD_OUT]
     files += [file for name in HELD_OUT for file in sorted((library / name).glob("*.py"))]
@@ -192,14 +199,14 @@ def _code() -> tuple[str, list[int]]:
 
 
 def _alike(part: str) -> str:
-    """The same number for all of one length: few numbers occur twice."""
+    """The same number for all numbers of one length, since few numbers occur twice."""
     digits = part.lstrip(" ")
     return part[: -len(digits)] + ("73915264" * 99)[: len(digits)] if digits.isdigit() else part
 
 
 @cache
 def _parts() -> dict[str, list[str]]:
-    """The common parts of texts, by something that joins with none of them to one token."""
+    """The common parts of texts, by a separator that never merges with them into one token."""
     slots = "\n".join(value for values in _SLOTS.values() for value in values)
     known = {*_PART.findall(slots), *(_alike("1" * n) for n in range(1, 10))}
     for text, _, *_ in (_reference(), _code()):
@@ -213,7 +220,7 @@ def _parts() -> dict[str, list[str]]:
 
 
 class Ruler:
-    """Counts a model's tokens in texts of known words, without asking the server each time."""
+    """Estimates token counts from known words, without asking the server each time."""
 
     def __init__(self, encode: Encode) -> None:
         self._tokens: dict[str, int] = {}
@@ -222,11 +229,11 @@ class Ruler:
         self._rate = sum(self._tokens.values()) / sum(map(len, self._tokens))
 
     def _learn(self, encode: Encode, parts: Sequence[str], between: str) -> None:
-        """Count the tokens that begin within each part."""
+        """Count the tokens that start within each part."""
         for some_of in (parts[at : at + 4000] for at in range(0, len(parts), 4000)):
             text = between + "".join(part + between for part in some_of)
             begins = [0, *accumulate(map(len, encode(text)))]
-            at = len(between) + begins[-1] - len(text.encode())  # some tokenizers add a blank
+            at = len(between) + begins[-1] - len(text.encode())  # some tokenizers add a space
             for part in some_of:
                 end = at + len(part.encode())
                 tokens = bisect_left(begins, end) - bisect_left(begins, at)
@@ -237,11 +244,11 @@ class Ruler:
         return self._tokens.get(_alike(part)) or max(1.0, len(part) * self._rate)
 
     def count(self, text: str) -> float:
-        """Tokens of a text."""
+        """The estimated number of tokens of a text."""
         return sum(map(self._part, _PART.findall(text)))
 
     def cut(self, text: str, tokens: float) -> str:
-        """The beginning of a text that has about so many tokens, in whole words."""
+        """The start of a text with about this many tokens, in whole words."""
         for part in _PART.finditer(text):
             tokens -= self._part(part[0])
             if tokens < 0:
@@ -251,7 +258,7 @@ class Ruler:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Tokens that a chat template adds to a question, a system message, and a turn before it."""
+    """Tokens that a chat template adds for a question, a system message, and an earlier turn."""
 
     question: int = 0
     system: int = 0
@@ -263,7 +270,7 @@ NO_FRAME = Frame()
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A prompt; for a chat with a system message, and what user and assistant said before it."""
+    """A prompt; in a chat with a system message and earlier turns, if any."""
 
     prompt: str
     system: str = ""
@@ -275,21 +282,21 @@ class Writer:
     """Writes prompts for one model.
 
     Args:
-        encode: its tokenizer.
-        frame: what its chat template adds.
-        chat: whether it answers; otherwise it continues texts, and gets nothing else.
+        encode: the model's tokenizer.
+        frame: tokens that its chat template adds.
+        chat: whether the model chats; otherwise it continues texts.
     """
 
     def __init__(self, encode: Encode, frame: Frame, *, chat: bool) -> None:
         self.ruler, self.frame, self.chat = Ruler(encode), frame, chat
-        self._ratio: dict[str, float] = {}  # tokens for each that the ruler counts
+        self._ratio: dict[str, float] = {}  # actual tokens per estimated token, by kind
         for kind in KINDS:
             made = [self.text(Random(number), kind, 600) for number in range(3)]
             whole = "\n\n".join("\n\n".join((t.system, *t.history, t.prompt)) for t in made)
             self._ratio[kind] = len(encode(whole)) / self.ruler.count(whole)
 
     def text(self, rng: Random, kind: str, tokens: float) -> Text:
-        """A prompt of a kind with about so many tokens, those of the chat template included."""
+        """A prompt with about this many tokens, including those of the chat template."""
         count, system, scene = self.ruler.count, "", Scene()
         room = tokens - self.frame.question if self.chat else tokens
         room /= self._ratio.get(kind, 1)
@@ -322,13 +329,19 @@ class Writer:
         return self.sentences(rng, "role", tokens / self._ratio[CHAT], Scene())
 
     def follow_up(self, rng: Random, text: Text) -> str:
-        """What a user says next."""
+        """The user's next turn."""
         return some(rng, "more", text.scene) if self.chat else self.code(rng, 40)
 
     def sentences(self, rng: Random, begin: str, tokens: float, scene: Scene) -> str:
-        """A sentence for a slot and then facts, in paragraphs, with a blank at the end.
+        """A sentence for a slot, then facts, in paragraphs, with a space at the end.
 
-        When all is said of one thing, another one comes up, with other people.
+        When all facts about a topic are used up, a new topic starts, with other people.
+
+        Args:
+            rng: random numbers.
+            begin: slot of the first sentence.
+            tokens: approximate length.
+            scene: values of the conversation, which gains new ones.
         """
         text, left, facts = "", tokens, [*_SLOTS["fact"]]
         more = some(rng, begin, scene)
@@ -347,7 +360,7 @@ class Writer:
         return text
 
     def passage(self, rng: Random, tokens: float, at: int | None = None) -> str:
-        """Paragraphs of the English reference, from a place on or from anywhere."""
+        """Paragraphs of the English reference, starting at `at` or at a random place."""
         text, begins, _ = _reference()
         places = iter([] if at is None else [at])
 
@@ -358,7 +371,7 @@ class Writer:
         return self._windows(tokens, window)
 
     def code(self, rng: Random, tokens: float) -> str:
-        """Functions and methods with other names, behind a comment of their own."""
+        """Functions and methods with changed names, after a generated comment."""
         text, begins = _code()
 
         def window(size: int) -> str:
@@ -378,7 +391,7 @@ class Writer:
         return f"{whole}\n" if self.ruler.count(rest) < _REST * tokens else made
 
     def rows(self, rng: Random, tokens: float) -> str:
-        """Records of one form, one a line."""
+        """Records of one format, one per line."""
         form = rng.choice(_SLOTS["record"])
         made, left = "", tokens
         while left > 0:
@@ -388,13 +401,13 @@ class Writer:
         return made
 
     def block(self, rng: Random, tokens: float) -> str:
-        """A part of a trace's prompt."""
+        """A block of a trace's prompt."""
         begin, tokens = some(rng, "fact") + " ", tokens / self._ratio[SUMMARY]
         made = begin + self.passage(rng, tokens - self.ruler.count(begin))
         return self.ruler.cut(made, tokens)
 
     def _windows(self, tokens: float, window: Callable[[int], str]) -> str:
-        """Windows of a size in characters, one after the other, of so many tokens in all."""
+        """Concatenated passages with this many tokens; `window` returns one of a given size."""
         made = ""
         while (left := tokens - self.ruler.count(made)) >= 1:
             part = self.ruler.cut(window(8 * int(left) + 80), left)
@@ -405,12 +418,19 @@ class Writer:
 
 
 def rough(text: str) -> list[bytes]:
-    """Parts of the length that tokens have, where nobody knows a model's tokens."""
+    """A rough tokenizer for unknown models: parts of four characters."""
     return [text[at : at + 4].encode() for at in range(0, len(text), 4)]
 
 
 def lines(count: int, tokens: int, answer: int, seed: object) -> str:
-    """Made prompts of a length for other load generators: lines of JSON."""
+    """Prompts for other load generators, as lines of JSON.
+
+    Args:
+        count: number of prompts.
+        tokens: tokens of a prompt.
+        answer: tokens of an answer.
+        seed: determines the prompts.
+    """
     writer, made = Writer(rough, NO_FRAME, chat=True), ""
     for number in range(count):
         rng = Random(f"{seed}:{number}")
@@ -422,10 +442,10 @@ def lines(count: int, tokens: int, answer: int, seed: object) -> str:
 
 
 if __name__ == "__main__":
-    parser = ArgumentParser(description="Prints prompts that no cache knows, as lines of JSON.")
+    parser = ArgumentParser(description="Print new prompts, which no cache has, as lines of JSON.")
     parser.add_argument("--num-prompts", type=int, default=100)
     parser.add_argument("--input-len", type=int, default=400)
     parser.add_argument("--output-len", type=int, default=144)
-    parser.add_argument("--seed", default=os.urandom(4).hex(), help="drawn anew if not given")
+    parser.add_argument("--seed", default=os.urandom(4).hex(), help="random if not given")
     given = parser.parse_args()
     print(lines(given.num_prompts, given.input_len, given.output_len, given.seed), end="")

@@ -1,6 +1,6 @@
-"""Reads a file of requests line by line: prompts, or a trace of real traffic that has only lengths.
+"""Reads a file of requests line by line: prompts, or a trace of real traffic with only lengths.
 
-The fields of a line say what it is:
+The fields of a line determine its format:
 
     hash_ids, input_length, output_length, timestamp  Mooncake: milliseconds, blocks of 512 tokens
     the same with chat_id or parent_chat_id           Bailian: seconds, blocks of 16 tokens
@@ -9,7 +9,7 @@ The fields of a line say what it is:
     prompt or messages; output_tokens, timestamp      our own: seconds
     conversations                                     ShareGPT, often as one JSON list
 
-A line that cannot be used is left out, with its number and why. The file may be larger than the
+Unusable lines are skipped and reported with their numbers and reasons. The file may be larger than
 memory.
 """
 
@@ -26,20 +26,21 @@ from typing import Any, BinaryIO
 
 MAX_LINE = 1 << 24  # bytes
 _READ = 1 << 16
-_CHARACTERS = 4  # of a token, roughly: for the length of an answer that is given as a text
-_SHOWN = 3  # of the lines that are left out
+_CHARACTERS = 4  # per token, roughly: for the length of an answer that is given as text
+_SHOWN = 3  # maximum number of skipped lines in a report
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line: the texts of a user, or the length of a prompt.
+    """One line: a user's texts, or the length of a prompt.
 
     Attributes:
-        turns: what the user says; empty where only its length is known.
+        turns: the user's texts; empty if only the length is known.
         answers: tokens of the answer to each turn; 0: unknown.
         system: the system message.
         length: tokens of the prompt.
-        blocks: what each `block` tokens of the prompt are; equal numbers are equal texts.
+        blocks: an id for each `block` tokens of the prompt; equal ids are equal texts.
+        block: tokens of a block.
         at: seconds after the first line, if the file has times.
     """
 
@@ -54,12 +55,13 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """A whole file.
+    """A summary of a file.
 
     Attributes:
-        entries: lines that can be used.
-        left_out: lines that cannot.
-        seconds: from the first to the last line; None without times.
+        entries: number of usable lines.
+        left_out: number of skipped lines.
+        seconds: time from the first to the last line; None: the file has no times.
+        reasons: why the first skipped lines are unusable.
     """
 
     entries: int
@@ -72,14 +74,14 @@ class Survey:
             return f"{self.entries:,} lines"
         more = self.left_out - len(self.reasons)
         reasons = "; ".join([*self.reasons, *([f"and {more:,} more"] if more else [])])
-        return f"{self.entries:,} lines, {self.left_out:,} more left out: {reasons}"
+        return f"{self.entries:,} lines, {self.left_out:,} more skipped: {reasons}"
 
 
 def survey(path: Path) -> Survey:
-    """Read a whole file once; remembered until it changes.
+    """Read a whole file once; the result is cached until the file changes.
 
     Raises:
-        ValueError: it cannot be read or has no line that can be used, in one line.
+        ValueError: it cannot be read or has no usable line; the message is one line.
     """
     try:
         status = path.stat()
@@ -106,13 +108,13 @@ def _survey(path: Path, *_: int) -> Survey:
 
 
 def entries(path: Path, index: int = 0, processes: int = 1) -> Iterator[Entry]:
-    """What process number `index` sends of a file: each line goes to one of them."""
+    """The entries for process number `index`: each line of the file goes to one process."""
     usable = (entry for _, entry in _lines(path) if isinstance(entry, Entry))
     return islice(usable, index, None, processes) if index < processes else iter(())
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Entry | str]]:
-    """Yield the number of each line, and what it asks for or why it cannot be used."""
+    """Yield each line's number, and its entry or the reason why it is unusable."""
     first: float | None = None
     with path.open("rb") as file:
         begin = file.read(1 << 10).lstrip()[:1]
@@ -136,7 +138,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"no {error}"
     if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
-        return "no JSON" if isinstance(error, json.JSONDecodeError) else "no UTF-8"
+        return "not JSON" if isinstance(error, json.JSONDecodeError) else "not UTF-8"
     return str(error).partition("\n")[0]
 
 
@@ -144,7 +146,7 @@ Rows = Iterator[tuple[int, Any]]  # line number, and its object or a ValueError
 
 
 def _texts(file: BinaryIO) -> Rows:
-    """Lines that are not blank."""
+    """Yield the lines that are not blank."""
     number = 0
     while line := file.readline(MAX_LINE):
         number += 1
@@ -160,7 +162,7 @@ def _texts(file: BinaryIO) -> Rows:
 
 
 def _objects(file: BinaryIO) -> Rows:
-    """Lines of JSON."""
+    """Yield objects from lines of JSON."""
     for number, line in _texts(file):
         yield number, line if isinstance(line, ValueError) else _decoded(line)
 
@@ -175,7 +177,7 @@ def _decoded(line: str) -> Any:
 
 
 def _table(file: BinaryIO) -> Rows:
-    """CSV; its first line names the fields."""
+    """Yield objects from CSV, whose first line names the fields."""
     names: list[str] = []
     for number, line in _texts(file):
         if isinstance(line, ValueError):
@@ -188,13 +190,13 @@ def _table(file: BinaryIO) -> Rows:
         if not names:
             names = values
         elif len(values) != len(names):
-            yield number, ValueError(f"{len(values)} fields and not {len(names)}")
+            yield number, ValueError(f"{len(values)} fields instead of {len(names)}")
         else:
             yield number, dict(zip(names, values, strict=True))
 
 
 def _listed(file: BinaryIO) -> Rows:
-    """The objects of one JSON list, numbered as if each were a line."""
+    """Yield the objects of one JSON list, numbered as if each were a line."""
     decoder, number = json.JSONDecoder(), 1
     reader = codecs.getreader("utf-8-sig")(file)
     text = reader.read(_READ).lstrip().removeprefix("[")
@@ -202,12 +204,12 @@ def _listed(file: BinaryIO) -> Rows:
         try:
             row, end = decoder.raw_decode(text)
         except (ValueError, RecursionError):
-            try:  # perhaps it goes on
+            try:  # the object may be incomplete
                 more = reader.read(max(_READ, len(text))) if len(text) <= MAX_LINE else ""
             except UnicodeDecodeError:
                 more = ""
             if not more:
-                yield number, ValueError("no JSON, and so is all behind it")
+                yield number, ValueError("not JSON, so the rest is skipped")
                 return
             text += more
             continue
@@ -216,19 +218,19 @@ def _listed(file: BinaryIO) -> Rows:
 
 
 def _entry(row: Mapping[str, Any]) -> Entry:
-    """What a line asks for.
+    """The entry of a line.
 
     Raises:
-        ValueError, TypeError, KeyError, AttributeError: it cannot be used.
+        ValueError, TypeError, KeyError, AttributeError: the line is unusable.
     """
     if not isinstance(row, Mapping):
-        raise TypeError("no object")
+        raise TypeError("not an object")
     if "hash_ids" in row:
         bailian = "chat_id" in row or "parent_chat_id" in row
         block, unit = (16, 1.0) if bailian else (512, 0.001)
         length, ids = _whole(row, "input_length"), row["hash_ids"]
         if not isinstance(ids, list) or not all(isinstance(one, int) for one in ids):
-            raise ValueError("hash_ids is no list of whole numbers")
+            raise ValueError("hash_ids is not a list of whole numbers")
         answers, at = (_whole(row, "output_length"),), _seconds(row["timestamp"]) * unit
         return Entry((), answers, "", length, tuple(ids), block, at)
     if "ContextTokens" in row:
@@ -250,7 +252,7 @@ def _entry(row: Mapping[str, Any]) -> Entry:
     turns, answers = list[str](), list[int]()
     for (who, text), (_, answer) in pairwise([*said, ("", "")]):
         if not isinstance(text, str) or not isinstance(answer, str):
-            raise TypeError("a text that is none")
+            raise TypeError("a text is not a string")
         if who in ("human", "user") and text:
             turns.append(text)
             answers.append(known or -(-len(answer) // _CHARACTERS))
@@ -264,17 +266,17 @@ def _whole(row: Mapping[str, Any], name: str) -> int:
     """A number of tokens."""
     number = _seconds(row[name], name)
     if number < 1 or number != int(number):
-        raise ValueError(f"{name} is {row[name]!r} and no number of tokens")
+        raise ValueError(f"{name} is {row[name]!r}, not a number of tokens")
     return int(number)
 
 
 def _seconds(value: Any, name: str = "timestamp") -> float:
     if isinstance(value, bool | list | dict | None):
-        raise TypeError(f"{name} is no number")
+        raise TypeError(f"{name} is not a number")
     try:
         number = float(value)
     except ValueError:
-        raise ValueError(f"{name} is {value!r:.20} and no number") from None
+        raise ValueError(f"{name} is {value!r:.20}, not a number") from None
     if not math.isfinite(number):
         raise ValueError(f"{name} is {number}")
     return number

@@ -1,8 +1,8 @@
-"""Locust's users: they send requests, whole or as streams, and record what a client feels.
+"""Locust's users: they send requests, for whole answers or streams, and record latencies.
 
 A closed-loop user waits for each answer. An open-loop user sends requests at random times, whether
-or not earlier ones have been answered. Locust counts requests and nothing else; all other figures
-are the recorder's.
+or not earlier ones have been answered. Locust only counts requests; the recorder has all other
+figures.
 """
 
 import random
@@ -40,22 +40,22 @@ from workload import Conversation, Server, Workload, share
 
 # Seconds; a little more than the API's own deadline, so that the API ends a late request.
 REQUEST_TIMEOUT = 330
-MAX_RETRY_AFTER = 10.0  # a closed-loop user waits no longer, whatever the server asks for
+MAX_RETRY_AFTER = 10.0  # maximum wait of a closed-loop user, whatever the server asks for
 SOURCES = {
     path.name: path.read_text("utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))
 }
-MAX_IN_FLIGHT = 64  # requests of one open-loop user
-# No answer (requests' errors are OSErrors), or one that is not what the protocol promises.
+MAX_IN_FLIGHT = 64  # concurrent requests of one open-loop user
+# No answer (errors of `requests` are OSErrors), or one that violates the protocol.
 UNANSWERED = (OSError, LookupError, TypeError, ValueError)
 _MODELS = "/v1/models"
-REFUSED, CANCELLED = ": refused (429)", ": cancelled"  # ends of names of Locust's rows
+REFUSED, CANCELLED = ": refused (429)", ": cancelled"  # suffixes of Locust's rows
 
 
 def served_model(host: str | None, access: Access) -> dict[str, Any]:
-    """The model that the API serves: its `id`, and what else the API says of it.
+    """The served model: its `id`, and the other fields that the API reports.
 
     Raises:
-        ValueError: nothing answers there, or something else does; in one line.
+        ValueError: nothing answers there, or not this API; the message is one line.
     """
     url, setting = f"{host}{_MODELS}", "--host or TARGET_URL"
     try:
@@ -80,7 +80,7 @@ def served_model(host: str | None, access: Access) -> dict[str, Any]:
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds to wait before a request is sent again: a number or a date (RFC 9110, 10.2.3)."""
+    """Seconds to wait before the next request, from a number or a date (RFC 9110, 10.2.3)."""
     given = headers.get("Retry-After", "")
     if given.isdecimal():
         return float(given)
@@ -91,7 +91,14 @@ def retry_after(headers: Mapping[str, str]) -> float:
 
 
 class Run:
-    """One process's part of one run: what it sends, and what it records."""
+    """One process's part of a run: what it sends, and what it records.
+
+    Args:
+        environment: Locust's environment.
+        recorder: records the results.
+        index: number of this process.
+        workers: ids of all processes of the run.
+    """
 
     def __init__(
         self, environment: Environment, recorder: Recorder, index: int, workers: Sequence[str]
@@ -99,11 +106,11 @@ class Run:
         self.recorder = recorder
         self.options = environment.parsed_options
         self.number = self.options.load_number  # of the run
-        self.lost = 0  # workers that do not answer any more
+        self.lost = 0  # number of workers that no longer answer
         self.host, self.access = str(environment.host), environment.access
         self.limits = slo.goodput_limits(self.options.goodput)
         self.index, self.processes = index, len(workers)
-        self.workers = {*workers}  # that have something left to send
+        self.workers = {*workers}  # those that have something left to send
         self.numbers = count()  # of users
         most = self.options.max_concurrency
         self.slot = (
@@ -111,8 +118,8 @@ class Run:
         )
         self.model = ""
         self.costs: PassCosts | None = None
-        self.opened = 0.0  # when the first user of an open loop came
-        self.open = 0  # conversations
+        self.opened = 0.0  # arrival of the first user of an open loop
+        self.open = 0  # number of open conversations
         self.times = arrivals(
             recorder.stages, self.options.burstiness, self.options.load_seed, index, len(workers)
         )
@@ -120,10 +127,10 @@ class Run:
         self.workload: Workload | None = None
 
     def prepare(self) -> None:
-        """Ask the API what it serves.
+        """Ask the API about its model, and prepare the requests.
 
         Raises:
-            UNANSWERED: it does not answer, refuses, or says something else.
+            UNANSWERED: the API does not answer, refuses, or violates the protocol.
         """
         served = served_model(self.host, self.access)
         self.model = served["id"]
@@ -147,7 +154,7 @@ class Run:
         )
 
     def seconds_alone(self, reply: Reply) -> float | None:
-        """Seconds that an answer's prompt would take alone, if the API tells enough."""
+        """Seconds that an answer's prompt would take alone; None if the API does not say enough."""
         if self.costs is None or reply.cached_tokens is None:
             return None
         known = reply.cached_tokens
@@ -155,16 +162,16 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing of a file is left to send, and everything has ended."""
-        if self.workload is None:  # a master has none, and its workers say when they have finished
+        """Whether the whole file has been sent, and all requests have ended."""
+        if self.workload is None:  # a master has none; its workers report when they have finished
             return not self.workers
         return self.workload.exhausted and not self.open
 
     def due(self, conversation: Conversation) -> float:
-        """When an open loop begins a conversation, by `time.time()`.
+        """The start time of a conversation in an open loop, by `time.time()`.
 
         Raises:
-            StopUser: other processes begin all.
+            StopUser: this process has no arrivals.
         """
         if load_options.shape(self.options) == TRACE:
             return self.opened + (conversation.at or 0.0) / self.options.trace_speed
@@ -174,7 +181,7 @@ class Run:
         return self.started + due
 
     def _frame(self) -> Frame:
-        """Count what the chat template adds; nothing where the API does not say."""
+        """Count the tokens that the chat template adds; 0 if the API does not say."""
 
         def tokens(*roles: str) -> int:
             messages = [{"role": role, "content": "x"} for role in roles]
@@ -190,7 +197,7 @@ class Run:
         return requests.post(f"{self.host}{path}", headers=headers, json=body, timeout=60)
 
     def _encode(self, text: str) -> list[bytes]:
-        """Return the spellings of a text's tokens, by the API or, if it cannot, roughly."""
+        """Tokenize a text with the API or, if it cannot, roughly."""
         answer = self._post("/tokenize", {"content": text, "with_pieces": True})
         if not answer.ok:
             return rough(text)
@@ -199,7 +206,7 @@ class Run:
 
 
 class ApiUser(HttpUser):
-    """Has conversations by one protocol, and records each request."""
+    """Holds conversations with one protocol, and records each request."""
 
     abstract = True
 
@@ -208,7 +215,7 @@ class ApiUser(HttpUser):
         self.leaving = Signal()
 
     def on_start(self) -> None:
-        """Begin. A header names the load test, so that dashboards can mark its time."""
+        """Start. A header names the load test, so that dashboards can mark its time."""
         self.load: Run = self.environment.load
         options = self.load.options
         self.client.headers["X-Load-Test"] = load_options.shape(options)
@@ -219,15 +226,15 @@ class ApiUser(HttpUser):
         self.rng = random.Random(f"{options.load_seed}:{self.load.index}:{next(self.load.numbers)}")
 
     def stop(self, force: bool = False) -> bool:
-        """Leave: send nothing any more, and wait for what was sent."""
+        """Stop sending, and wait for pending answers."""
         self.leaving.set()
         return bool(super().stop(force))
 
     def report(self, request_type: str, name: str, **figures: Any) -> None:
-        """Tell Locust of a request that has ended.
+        """Report a finished request to Locust.
 
-        What was not answered has no answer's time: it has a row of its own, and no part in Locust's
-        totals and charts.
+        Refused and cancelled requests have no answer's time, so they get a separate row and no
+        part in Locust's totals and charts.
         """
         if name.endswith((REFUSED, CANCELLED)):
             row = self.environment.stats.get(name, request_type)
@@ -236,7 +243,7 @@ class ApiUser(HttpUser):
             self.environment.events.request.fire(request_type=request_type, name=name, **figures)
 
     def report_cancelled(self, sent: float) -> None:
-        """Count a request, sent at a time by `time.time()`, whose answer nobody waits for."""
+        """Count a cancelled request; `sent` is its time of sending by `time.time()`."""
         self.report(
             request_type="POST",
             name=f"{self.protocol.path}{CANCELLED}",
@@ -246,7 +253,7 @@ class ApiUser(HttpUser):
         self.load.recorder.at(sent).end("cancelled")
 
     def workload(self) -> Workload | None:
-        """What to ask; None while the API does not say what it serves."""
+        """The workload; None while the API does not report its model."""
         if self.load.workload is None:
             started = time.perf_counter()
             try:
@@ -265,7 +272,7 @@ class ApiUser(HttpUser):
         return self.load.workload
 
     def next_conversation(self) -> Conversation | None:
-        """What to ask next; None while the API does not say what it serves.
+        """The next conversation; None while the API does not report its model.
 
         Raises:
             StopUser: the run has sent all its requests.
@@ -278,7 +285,7 @@ class ApiUser(HttpUser):
         return conversation
 
     def converse(self, conversation: Conversation, *, stream: bool) -> None:
-        """Send a conversation's requests, one after the other; the first one is claimed."""
+        """Send a conversation's requests one after the other; the first is already claimed."""
         try:
             self._converse(conversation, stream=stream)
         finally:
@@ -307,7 +314,7 @@ class ApiUser(HttpUser):
                 tally.cut += conversation.cut
                 try:
                     reply, wait = self.send(self.protocol.body(ask), stream=ask.stream)
-                except gevent.GreenletExit:  # the run has ended, and waits no longer
+                except gevent.GreenletExit:  # the run has ended without waiting for the answer
                     self.report_cancelled(sent)
                     raise
             if self.leaving.wait(wait) or reply is None:
@@ -317,14 +324,17 @@ class ApiUser(HttpUser):
     def send(
         self, body: dict[str, Any], *, stream: bool, kind: str = ""
     ) -> tuple[Reply | None, float]:
-        """Send one request. Returns its answer, if any, and seconds to wait before the next.
+        """Send one request; return its answer, if any, and seconds to wait before the next.
 
-        A request of a `kind` has a row of its own in Locust's table. The report counts it only if
-        it fails.
+        Args:
+            body: the body.
+            stream: whether the answer is a stream.
+            kind: name of a separate row in Locust's table; the report counts such a request only if
+                it fails.
         """
         path, problem, reply = self.protocol.path, "", None
         sent, start = time.time(), time.perf_counter()
-        # Called when the request has ended: the recorder may have been cleared meanwhile.
+        # Called at the end of the request: the recorder may have been cleared meanwhile.
         at = (lambda _: Tally()) if kind else self.load.recorder.at
         kind = "stream" if stream else kind
         with self.client.post(
@@ -336,7 +346,7 @@ class ApiUser(HttpUser):
             catch_response=True,
         ) as response:
             if response.status_code == requests.codes.too_many_requests:
-                # An overloaded server should refuse: no failure, and no answer's time either.
+                # An overloaded server should refuse: this is neither a failure nor an answer.
                 response.request_meta["name"] = f"{path}{REFUSED}"
                 response.success()
                 at(sent).end("refused")
@@ -358,22 +368,22 @@ class ApiUser(HttpUser):
             if reply is None:
                 response.failure(problem)
                 self.load.recorder.at(sent).end("failed")
-                return None, 0.0 if response.status_code else 1.0  # do not knock all the time
+                return None, 0.0 if response.status_code else 1.0  # no retries in a tight loop
             latency, alone = time.perf_counter() - start, self.load.seconds_alone(reply)
             at(sent).count(replace(reply, latency=latency, alone=alone), self.load.limits)
         return reply, 0.0
 
     def counted_lines(self, response: ResponseContextManager) -> Iterator[bytes]:
-        """A stream's lines; their length becomes the request's, which Locust does not know."""
+        """Yield a stream's lines, and add up the response length, which Locust does not know."""
         for line in response.iter_lines(chunk_size=None):
             response.request_meta["response_length"] += len(line) + 1
             yield line
 
     def follow(self, response: ResponseContextManager, start: float) -> Reply:
-        """Read a stream to its end.
+        """Read a stream to its end; `start` is the time of sending by `time.perf_counter()`.
 
         Raises:
-            ValueError: it says that something went wrong, or ends too early.
+            ValueError: the stream reports an error or ends too early.
         """
         chunks: list[tuple[float, int | None, int]] = []
         text: list[str] = []
@@ -398,13 +408,13 @@ class ApiUser(HttpUser):
 
 
 class PresentUser(ApiUser):
-    """Is one of the users that a stage asks for."""
+    """A user that counts as one of the stage's users."""
 
     abstract = True
     wait_time = constant(0)
 
     def on_start(self) -> None:
-        """Begin."""
+        """Start."""
         super().on_start()
         self.load.recorder.count_users(+1)
 
@@ -432,18 +442,18 @@ class ClosedLoopUser(PresentUser):
 
 
 class OpenLoopUser(ApiUser):
-    """Starts its process's arrivals, with others, whether or not earlier ones are answered."""
+    """Starts some of its process's arrivals, whether or not earlier ones are answered."""
 
     wait_time = constant(0)
 
     def on_start(self) -> None:
-        """Begin."""
+        """Start."""
         super().on_start()
         self.in_flight = Group()
         self.load.opened = self.load.opened or time.time()
 
     def on_stop(self) -> None:
-        """Wait for the last answers; those for which the run does not wait are cancelled."""
+        """Wait for the last answers, and cancel those that the run does not wait for."""
         try:
             self.in_flight.join()
         finally:
@@ -452,23 +462,23 @@ class OpenLoopUser(ApiUser):
     @tag("stream")
     @task
     def arrive(self) -> None:
-        """Start a conversation of streams when it is time, and do not wait for it."""
+        """Start a streaming conversation when it is due, without waiting for it."""
         if (conversation := self.next_conversation()) is None:
             return
         if self.leaving.wait(max(0.0, self.load.due(conversation) - time.time())):
             self.load.open -= 1
         elif len(self.in_flight) >= MAX_IN_FLIGHT:
-            self.load.recorder.at(time.time()).unsent += 1  # load that was asked for and not made
+            self.load.recorder.at(time.time()).unsent += 1  # planned load that was not sent
             self.load.open -= 1
         else:
             self.in_flight.spawn(self.converse, conversation, stream=True)
 
 
 class EditorUser(PresentUser):
-    """Types: asks for a suggestion at every key, and cancels the one that has not come by then."""
+    """Types: requests a suggestion at every key, which cancels a pending one."""
 
     def on_start(self) -> None:
-        """Begin to type."""
+        """Start to type."""
         super().on_start()
         self.protocol = INFILL
         self.events = trace(SOURCES, inf, self.rng.getrandbits(32))
@@ -484,7 +494,7 @@ class EditorUser(PresentUser):
 
     @task
     def press(self) -> None:
-        """Press a key when it is time."""
+        """Press a key when it is due."""
         if (workload := self.workload()) is None:
             return
         event = next(self.events)
@@ -502,7 +512,7 @@ class EditorUser(PresentUser):
         self.waiting = self.in_flight.spawn(self.suggest, event)
 
     def suggest(self, event: Event) -> None:
-        """Ask for a suggestion."""
+        """Request a suggestion."""
         body = event.body | INFILL_FIELDS
         if self.load.options.answer_tokens:
             body["n_predict"] = self.load.options.answer_tokens
@@ -510,10 +520,10 @@ class EditorUser(PresentUser):
             self.send(body, stream=False)
 
     def cancel(self) -> None:
-        """Close the connection of the suggestion that has not come."""
+        """Close the connection of a pending suggestion."""
         if self.waiting is None or self.waiting.dead:
             return
         self.waiting.kill()
         if not isinstance(self.waiting.value, gevent.GreenletExit):
-            return  # the answer has come just now
+            return  # the answer has just come
         self.report_cancelled(self.asked)

@@ -1,9 +1,9 @@
-"""What the load test asks: texts, lengths, conversations and pauses, the same for the same seed.
+"""Makes the load test's requests: texts, lengths, conversations and pauses, determined by the seed.
 
-Conversation number k depends on the seed and k alone, or is line k of a file. Of several processes
-each has its share of the numbers, so that all together send the same requests as one process
-would. A process that joins during a run has numbers of its own, none of a file, and nothing of
-limits that were shared out at the start.
+Conversation number k depends only on the seed and k, or is line k of a file. Several processes
+divide the numbers, so that together they send the same requests as one process. A process that
+joins during a run has different numbers, no lines of a file, and no share of the limits, which were
+divided at the start.
 """
 
 import math
@@ -17,30 +17,31 @@ from pathlib import Path
 from texts import CHAT, CODE, KINDS, NO_FRAME, Encode, Frame, Text, Writer
 from traces import Entry, entries
 
-EDITOR = "editor"  # the category of suggestions for what somebody types
-# Lengths in tokens of a twentieth, a tenth … of all requests, and linear between: conversations of
-# Azure's LLM inference trace of 2023 (data of Microsoft Azure, CC-BY 4.0; Splitwise, ISCA 2024).
+EDITOR = "editor"  # the category of suggestions while somebody types
+# Quantiles of lengths in tokens, with linear interpolation: conversations of Azure's LLM inference
+# trace of 2023 (data of Microsoft Azure, CC-BY 4.0; Splitwise, ISCA 2024).
 _SHARES = (0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1)
 _PROMPTS = (20, 89, 117, 193, 205, 373, 392, 421, 1037, 1119, 1313, 1439, 4073, 4094)
 _ANSWERS = (12, 16, 43, 63, 87, 105, 144, 170, 183, 224, 383, 399, 414, 426)
 MEDIAN_PROMPT, MEDIAN_ANSWER = _PROMPTS[6], _ANSWERS[6]
-_ROUND = 20  # requests that together have lengths of all kinds
-_FREQUENT = 8  # questions of --repeat-share
+_ROUND = 20  # consecutive requests that cover all lengths
+_FREQUENT = 8  # number of questions of --repeat-share
 _FOLLOW_UP = 40  # tokens of a later turn
-_NEAR = 0.85  # of the room for a prompt: made texts may be longer than they are meant to be
-_SHORTER = 0.97  # of a length that turned out too long
-_LATE = 1 << 32  # more conversations than a process has in a run
+_NEAR = 0.85  # share of the context from which on the server counts a generated text's tokens
+_SHORTER = 0.97  # factor for a length that turned out too long
+_LATE = 1 << 32  # more than the conversations of a process in a run
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What the prompts have to suit.
+    """The served model's properties that prompts depend on.
 
     Attributes:
-        chat: whether the model answers; otherwise it continues texts.
-        context: tokens of a prompt and its answer together.
-        answer: the most tokens of an answer.
-        frame: what the chat template adds.
+        encode: the model's tokenizer.
+        chat: whether the model chats; otherwise it continues texts.
+        context: maximum tokens of a prompt and its answer together.
+        answer: maximum tokens of an answer.
+        frame: tokens that the chat template adds.
     """
 
     encode: Encode
@@ -52,16 +53,16 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What to ask, one request per turn.
+    """A conversation, with one request per turn.
 
     Attributes:
-        turns: what the user says.
-        tokens: the longest answer to each.
-        pauses: seconds to think before each.
-        system: the system message, perhaps an empty one; None: the turns are to be continued.
-        history: what the user and the assistant said before.
-        at: when to ask, in seconds after the first request of a trace.
-        cut: whether something was longer than the model allows.
+        turns: the user's texts.
+        tokens: maximum tokens of each answer.
+        pauses: seconds of thinking before each turn.
+        system: the system message, possibly empty; None: the turns are texts to continue.
+        history: earlier texts of user and assistant, in turn.
+        at: start in seconds after the first request of a trace.
+        cut: whether something was shortened to the model's limits.
     """
 
     turns: tuple[str, ...]
@@ -74,16 +75,18 @@ class Conversation:
 
 
 def place(worker: str, number: int, workers: Sequence[str]) -> int:
-    """A worker's index among those with which a run began; a later one's is beyond them.
+    """A worker's index in its run; workers that joined later come after all others.
 
     Args:
-        number: of this worker among all that the master has ever seen.
+        worker: id of the worker.
+        number: number of the worker among all that the master has ever seen.
+        workers: ids of the workers at the start of the run.
     """
     return workers.index(worker) if worker in workers else len(workers) + number
 
 
 def share(total: int, index: int, processes: int) -> int:
-    """What process number `index` has of a total; nothing if it joined after the start."""
+    """The share of process number `index` of a total; 0 if it joined after the start."""
     return total // processes + (index < total % processes) if index < processes else 0
 
 
@@ -91,9 +94,14 @@ class Workload:
     """One process's part of a run.
 
     Args:
-        path: a file with what to ask.
-        seed: decides all that is not in a file.
-        index, processes: which of how many processes this is; an index beyond them joined later.
+        options: the load test's options.
+        server: properties of the served model.
+        path: a file with requests; None: they are generated.
+        seed: determines everything that is not in a file.
+        index, processes: which of how many processes this is; a larger index joined later.
+
+    Attributes:
+        exhausted: whether the whole file has been read.
     """
 
     def __init__(
@@ -117,7 +125,7 @@ class Workload:
         self._left = share(most, index, processes) if most else None
         self._late = index >= processes
         if self._late and options.max_concurrency:
-            self._left = 0  # the others have all of it
+            self._left = 0  # the other processes have it all
 
     def conversation(self) -> Conversation | None:
         """The next conversation of this process; None after a file's last line."""
@@ -139,7 +147,7 @@ class Workload:
         return self._left >= 0
 
     def numbered(self, number: int) -> Conversation:
-        """Made conversation number `number`."""
+        """Generate conversation number `number`."""
         options, rng = self.options, self._rng(number)
         pauses = self._pauses(options.turns, rng)
         if rng.random() < options.repeat_share:
@@ -163,7 +171,7 @@ class Workload:
         return Conversation(turns, answers, pauses, system, text.history, cut=cut)
 
     def _of(self, entry: Entry, number: int) -> Conversation:
-        """The conversation of a file's line; a prompt of which only the length is known is made."""
+        """The conversation of a file's line; a prompt is generated if only its length is known."""
         rng, server = self._rng(number), self.server
         scale = 1.0 if entry.turns else self.options.length_scale
         known = [round(tokens * scale) for tokens in entry.answers[: self.options.turns]]
@@ -192,10 +200,10 @@ class Workload:
         return random.Random(f"{self.seed}:{what}")
 
     def _shares(self, number: int, rng: random.Random) -> Iterator[float]:
-        """Where among all lengths those of a prompt and an answer are.
+        """Yield the quantiles of the lengths of a prompt and an answer.
 
-        Each of `_ROUND` requests has another part of them, in random order, so that short runs ask
-        for as much as long ones.
+        Each of `_ROUND` consecutive requests has another part of the range, in random order, so
+        that short runs have the same distribution as long ones.
         """
         turn, place = divmod(number, _ROUND)
         order = self._rng(f"round:{turn}")
@@ -207,7 +215,7 @@ class Workload:
         return tuple(rng.expovariate(1 / mean) if mean else 0.0 for _ in range(turns))
 
     def _answers(self, known: Sequence[int], rng: random.Random) -> tuple[tuple[int, ...], bool]:
-        """Tokens of the answers, and whether the model allows fewer than are wanted."""
+        """Tokens of the answers, and whether the model's limits shortened them."""
         options, server = self.options, self.server
         wanted = [
             self._varied(options.answer_tokens, rng)
@@ -220,7 +228,13 @@ class Workload:
         return answers, [*answers] != wanted
 
     def _within(self, room: float, wanted: float, make: Callable[[float], Text]) -> Text:
-        """A made text that fits: near the limit the server counts its tokens."""
+        """A generated text that fits; near the limit, the server counts its tokens.
+
+        Args:
+            room: maximum number of tokens.
+            wanted: wanted number of tokens.
+            make: generates a text with about this many tokens.
+        """
         length = min(wanted, room)
         text, frame = make(length), self.server.frame
         while length > _NEAR * room and length > 1:
@@ -242,13 +256,13 @@ class Workload:
         return self.writer.text(rng, kind, tokens)
 
     def _prefix(self, number: int) -> str:
-        """One of the shared beginnings."""
+        """One of the shared prefixes."""
         rng, tokens = self._rng(f"prefix:{number}"), self.options.prefix_tokens
         writer = self.writer
         return writer.role(rng, tokens) if self.server.chat else writer.code(rng, tokens)
 
     def _blocks(self, entry: Entry, tokens: float, rng: random.Random) -> Text:
-        """A text of which equal blocks are equal; what is behind them is like no other one."""
+        """A text with equal text for equal blocks, and a unique end."""
         left, parts = tokens - self.server.frame.question, list[str]()
         for number in entry.blocks:
             if left <= 0:
@@ -261,11 +275,11 @@ class Workload:
         return Text(" ".join(parts))
 
     def _cut(self, texts: Sequence[str], room: float) -> list[str]:
-        """Texts of a file, shortened where they would not fit."""
+        """Texts of a file, shortened to fit."""
         fitting = []
         room -= self.server.frame.question
         for text in texts:
-            # A text of so few bytes has no more tokens. Others are counted by the server.
+            # A text never has more tokens than bytes. The server counts longer ones.
             spelled = self.server.encode(text) if len(text.encode()) > room else []
             if len(spelled) > room:
                 spelled = spelled[: max(1, int(room))]
@@ -282,7 +296,7 @@ class Workload:
 
 
 def _length(lengths: Sequence[int], share: float) -> float:
-    """The length below which a share of a trace's are."""
+    """The quantile of lengths at `share`."""
     at = bisect(_SHARES, share) - 1
     part = (share - _SHARES[at]) / (_SHARES[at + 1] - _SHARES[at])
     return lengths[at] + part * (lengths[at + 1] - lengths[at])

@@ -289,7 +289,7 @@ def options(load: SimpleNamespace, *arguments: str) -> argparse.Namespace:
         ("--goodput ttfb:3", "ttft, tpot or e2el"),
         ("--goodput ttft:x", "'ttft:x' has no number"),
         ("--gate latency_p95", "NAME=LIMIT"),
-        ("--category editor --shape ramp", "take the shape users"),
+        ("--category editor --shape ramp", "use the shape users"),
         ("--category editor --turns 2", "--turns has no effect on --category editor"),
         ("--category editor --api chat", "--api has no effect on --category editor"),
         ("--dataset pyproject.toml", "pyproject.toml cannot be read: line 1: neither JSON nor"),
@@ -298,8 +298,8 @@ def options(load: SimpleNamespace, *arguments: str) -> argparse.Namespace:
         ("--prefix-repetition-num-prefixes 0", "--prefix-repetition-num-prefixes must be at least"),
         ("--shape trace", "add --dataset FILE"),
         ("--category editor --repeat-share 0.5", "--repeat-share has no effect"),
-        ("--request-rate 4 --tags plain", "arrivals ask for streams: leave --tags"),
-        ("--shape ramp --exclude-tags stream", "arrivals ask for streams: leave --tags"),
+        ("--request-rate 4 --tags plain", "arrivals need streams: remove --tags"),
+        ("--shape ramp --exclude-tags stream", "arrivals need streams: remove --tags"),
     ],
 )
 def test_a_bad_option_is_refused_in_one_line(
@@ -342,7 +342,7 @@ def test_limits_can_be_changed_and_are_on_measured_figures(load: SimpleNamespace
         "failed": "NAME=LIMIT",
         "failed=b": "no number",
         "failed=nan": "no number",
-        "latency_p42=1": "no such figure; near it: latency_p",
+        "latency_p42=1": "no such figure; similar: latency_p",
     }.items():
         with pytest.raises(ValueError, match=complaint):
             limits({}, [change])

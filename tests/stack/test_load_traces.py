@@ -50,15 +50,15 @@ BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 # Name: first line, line n, a broken line, and what is said of it.
 FORMATS: dict[str, tuple[str, Line, str, str]] = {
     "mooncake": ("", mooncake, '{"hash_ids": [1], "input_length": 5}', "no 'output_length'"),
-    "mooncake, cut off": ("", mooncake, mooncake(3)[:-9], "no JSON"),
+    "mooncake, cut off": ("", mooncake, mooncake(3)[:-9], "not JSON"),
     "mooncake, without ids": ("", mooncake, mooncake(3).replace("[0, 4]", "7"), "hash_ids is no"),
     "bailian": ("", bailian, bailian(1).replace("601", "-601"), "input_length is -601"),
-    "azure 2023": (AZURE, azure, "2023-11-16 18:15:46.6805900,374", "2 fields and not 3"),
+    "azure 2023": (AZURE, azure, "2023-11-16 18:15:46.6805900,374", "2 fields instead of 3"),
     "azure 2024": (AZURE, lambda n: azure(n, "+00:00"), "yesterday,374,4", "isoformat"),
     "burstgpt": (BURST, burst, "5,GPT-4,40,0,40,API log", "failed: 0 response tokens"),
     "own": ("", own, '{"text": "x"}', "no 'prompt'"),
-    "own, no UTF-8": ("", own, '{"prompt": "\udcff"}', "no UTF-8"),
-    "own, no object": ("", own, "[]", "no object"),
+    "own, no UTF-8": ("", own, '{"prompt": "\udcff"}', "not UTF-8"),
+    "own, no object": ("", own, "[]", "not an object"),
     "own, no time": ("", own, '{"prompt": "x", "timestamp": NaN}', "timestamp is nan"),
 }
 
@@ -108,7 +108,7 @@ def test_data_sets_have_sharegpts_layout_or_texts_of_our_own(
         assert asks.exhausted
         assert {(c.turns, c.tokens, c.system) for c in found[:3]} == {(("a", "c"), (100, 8), "s")}
     path.write_text(json.dumps([row] * 3)[:-300])
-    assert "line 3: no JSON" in str(load.traces.survey(path))
+    assert "line 3: not JSON" in str(load.traces.survey(path))
     path.write_text("")
     with pytest.raises(ValueError, match=r"share\.json cannot be read: it is empty"):
         load.traces.survey(path)
@@ -211,4 +211,4 @@ def test_each_line_is_sent_once_and_ends_the_run(tmp_path: Path) -> None:
     assert prompts == sorted(f"ask {n}" for n in range(40) if n % 10 != 4)
     whole: dict[str, Any] = found.report["whole"]
     assert (whole["answered"], whole["repeated"], whole["cut"]) == (36, 0, 0)
-    assert "own.jsonl: 36 lines, 4 more left out: line 5: no 'prompt'" in found.output
+    assert "own.jsonl: 36 lines, 4 more skipped: line 5: no 'prompt'" in found.output
