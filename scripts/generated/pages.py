@@ -152,7 +152,7 @@ def other_fields(bodies: dict[str, Schema]) -> dict[str, list[str]]:
         tables[home].append((name, of, means))
     known = {name for rows in tables.values() for name, *_ in rows}
     tables["several"] += [
-        (name, "", "refused, unless the value asks for nothing") for name in sorted(refused - known)
+        (name, "", "refused, unless the value has no effect") for name in sorted(refused - known)
     ]
     return {
         f"fields of {home}": ["| field | of | meaning |", "|---|---|---|", *grouped(rows)]

@@ -499,8 +499,8 @@ class EngineOptions(Constraints):
     )
     adaptive: bool | None = Field(
         None,
-        description="use fewer draft tokens, or none, where that is faster; false: "
-        "always as many as there are, up to k_draft; default: the server's (true)",
+        description="use fewer draft tokens, or none, if that is faster; false: always as many as "
+        "the drafter proposes, up to k_draft; default: the server's (true)",
     )
     top_k: Integer = Field(
         None, ge=-1, description="sample from the k likeliest tokens only; 0 or -1: from all"
@@ -512,18 +512,18 @@ class EngineOptions(Constraints):
         "presence_penalty", "subtracted from the logits of tokens in the answer"
     )
     frequency_penalty: float | None = Field(
-        0.0, ge=-2, le=2, description="subtracted from them for each time that they occur"
+        0.0, ge=-2, le=2, description="subtracted from the logits for each occurrence in the answer"
     )
     repetition_penalty: float | None = sampling_field(
         "repetition_penalty", "divides the logits of tokens in prompt and answer; 1: none"
     )
     logit_bias: Biases | None = Field(
         None,
-        description="added to the logits of tokens, each by its number or a text, all of whose "
-        "tokens it is added to, from -100 to 100; false: never; as an object, or a list of pairs",
+        description="-100 to 100, added to the logits of a token, by its number, or of all tokens "
+        "of a text; false: never; an object or a list of pairs",
     )
     bad_words: Annotated[list[StopString], Field(max_length=64)] | None = Field(
-        default=[], description="texts whose tokens never occur in the answer in sequence"
+        default=[], description="texts whose token sequences never occur in the answer"
     )
     allowed_token_ids: Some[TokenId] | None = Field(
         None, description="the only tokens that the answer may have"
@@ -725,7 +725,7 @@ class LlamaOptions(SeededOptions):
         None, description="subtracted from the logits of tokens in the answer"
     )
     frequency_penalty: _Subtracted | None = Field(
-        0.0, description="subtracted from them for each time that they occur"
+        0.0, description="subtracted from the logits for each occurrence in the answer"
     )
 
     def choice_seed(self, choice: int) -> int | None:

@@ -105,15 +105,16 @@ class LlamaRequest(LlamaOptions, ReportingOptions):
         Annotated[list[Text], Field(max_length=_MAX_SAMPLERS), BeforeValidator(_by_name)] | None
     ) = Field(
         None,
-        description="what chooses tokens, by name or llama-server's letters: the fields of other "
-        "samplers have no effect",
+        description="the samplers to use, by name or llama-server's letters; fields of others "
+        "have no effect",
     )
     n_probs: Integer = Field(
         0,
         ge=0,
         le=MAX_PROBS,
         validation_alias=names_of("n_probs"),
-        description="report each token's probability before sampling, and this many likeliest ones",
+        description="report each token's probability before sampling, and this many likeliest "
+        "alternatives",
     )
     post_sampling_probs: bool | None = Field(
         False, description="with `n_probs`: the probabilities after penalties and samplers"
@@ -122,7 +123,7 @@ class LlamaRequest(LlamaOptions, ReportingOptions):
     image_data: Annotated[Any, Unsupported(None, [])] = Field(None, description="not supported")
     lora: Annotated[Any, Unsupported(None, [])] = Field(None, description="not supported")
     response_fields: Annotated[list[Text], Field(max_length=64)] | None = Field(
-        None, description="only these fields of the answer, inner ones as `timings/prompt_n`"
+        None, description="only these fields of the answer; nested ones as `timings/prompt_n`"
     )
 
     @property

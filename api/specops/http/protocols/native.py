@@ -38,8 +38,8 @@ class GenerateRequest(SeededOptions):
     prompt: Text = Field(description="the text to continue; may be empty")
     system: Text | None = Field(
         None,
-        description="makes the prompt a question for the model's chat template; empty: the "
-        "model's own system message, if it has one",
+        description="system message, which makes the prompt a question for the chat template; "
+        "empty: the model's, if it has one",
     )
     max_new_tokens: MostTokens = Field(
         50, description="maximum tokens of the answer; -1 and -2: as many as the server allows"
@@ -66,7 +66,7 @@ class SourceDetails(BaseModel):
         description="item i: number of drafts whose token i + 1 was verified"
     )
     accepted_per_position: list[int] = Field(
-        description="item i: number of them that were accepted"
+        description="item i: number of those that were accepted"
     )
 
 

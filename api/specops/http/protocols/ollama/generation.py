@@ -86,17 +86,17 @@ class OllamaRequest(OllamaModel, LlamaOptions):
         None, description="`json`, or a JSON schema that the answer follows"
     )
     think: bool | Literal["low", "medium", "high", "max"] | None = Field(
-        None, description="whether the model thinks, if it can"
+        None, description="whether the model reasons, if it can"
     )
     truncate: bool | None = Field(
-        True, description="leave out the oldest messages of a conversation that is too long"
+        True, description="drop the oldest messages of a conversation that is too long"
     )
     logprobs: bool | None = Field(False, description="report each token's probability")
     top_logprobs: Integer = Field(
-        0, ge=0, le=20, description="with `logprobs`: and this many likely alternatives"
+        0, ge=0, le=20, description="with `logprobs`: also report this many alternatives"
     )
     num_predict: ClampedInteger | None = Field(
-        None, description="maximum tokens of the answer; 0 and less: what the server allows"
+        None, description="maximum tokens of the answer; 0 or less: as many as the server allows"
     )
 
     @model_validator(mode="before")
@@ -212,7 +212,7 @@ class OllamaPrompt(OllamaRequest):
     prompt: Text | None = Field("", description="empty: asks only whether the model is loaded")
     system: Text | None = Field(None, description="the system message")
     raw: bool | None = Field(False, description="continue the prompt without the chat template")
-    suffix: Text | None = Field(None, description="what follows the answer")
+    suffix: Text | None = Field(None, description="the text after the answer")
     context: Items[TokenId] | None = Field(
         None, description="an earlier answer's `context`, to continue from"
     )

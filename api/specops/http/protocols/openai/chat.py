@@ -179,7 +179,7 @@ class ChatRequest(OpenAiRequest):
 
     messages: Some[Message] = Field(description="the conversation")
     max_completion_tokens: MostTokens | None = Field(
-        None, description="default, and -1: what the context and the server allow"
+        None, description="default and -1: as many as the context and the server allow"
     )
     max_tokens: MostTokens | None = Field(None, description="older name of max_completion_tokens")
     n_predict: Integer = Field(
@@ -190,7 +190,7 @@ class ChatRequest(OpenAiRequest):
         None,
         ge=0,
         le=20,
-        description="with `logprobs`: and this many likely alternatives",
+        description="with `logprobs`: also report this many alternatives",
     )
 
     tools: Tools[ChatTool] | None = Field(
@@ -203,7 +203,7 @@ class ChatRequest(OpenAiRequest):
     thinking_budget_tokens: Integer = Field(
         None,
         validation_alias=names_of("thinking_budget_tokens"),
-        description="most tokens of reasoning, also by llama-server's and vLLM's other names; "
+        description="maximum tokens of reasoning, also by llama-server's and vLLM's other names; "
         "-1: as many as the answer",
     )
     reasoning_format: Literal["auto", "deepseek", "deepseek-legacy", "none"] | None = Field(

@@ -71,15 +71,16 @@ class CompletionRequest(OpenAiRequest):
         None,
         ge=1,
         le=MAX_CHOICES,
-        description="of this many answers return the `n` of the highest mean log-probability",
+        description="generate this many answers, return the `n` of the highest mean "
+        "log-probability",
     )
     truncate_prompt_tokens: MostTokens | None = Field(
-        None, description="most tokens of a prompt; below 0: what leaves the answer room"
+        None, description="maximum tokens of a prompt; below 0: as many as leave the answer room"
     )
     truncation_side: Literal["left", "right"] | None = Field(
         None, description="where a prompt is cut: `left` (the default) or `right`"
     )
-    suffix: Text | None = Field(None, description="what follows the answer")
+    suffix: Text | None = Field(None, description="the text after the answer")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

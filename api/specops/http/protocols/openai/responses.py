@@ -127,7 +127,7 @@ class ResponsesRequest(EngineOptions):
     )
     instructions: Text | None = Field(None, description="the system message")
     max_output_tokens: Integer = Field(
-        None, ge=1, description="default: what the context and the server allow"
+        None, ge=1, description="default: as many as the context and the server allow"
     )
     tools: Tools[ResponsesTool] | None = Field(
         None,
@@ -141,13 +141,13 @@ class ResponsesRequest(EngineOptions):
     text: TextOptions | None = Field(None, description="`format`: the form of the answer")
     store: bool | None = Field(True, description="false: keep no items")
     include: Items[Text] | None = Field(
-        None, description=f"`{_LOGPROBS}`: probabilities of the answer's tokens; else no effect"
+        None, description=f"`{_LOGPROBS}`: probabilities of the answer's tokens; others: no effect"
     )
     top_logprobs: Integer = Field(
         None,
         ge=0,
         le=20,
-        description="this many likely alternatives, where `include` asks for them",
+        description="this many alternatives, if `include` requests probabilities",
     )
     truncation: Literal["auto", "disabled"] | None = Field(
         None, description="`auto`: an input that is too long loses its oldest items"
