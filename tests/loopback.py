@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import random
 import socket
 import sys
@@ -12,14 +13,20 @@ from typing import Any
 
 HOST = "127.0.0.1"
 PORTS = (12_000, 32_000)  # above what browsers refuse, below what systems hand out to clients
+# Each worker of pytest has ports of its own, and hands out none twice: who gets one uses it later.
+_WORKERS, _WORKER = 16, int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_given: set[int] = set()
 _random = random.SystemRandom()  # Hypothesis seeds the other one
 
 
 def free_port() -> int:
     """Return a port that no process listens on now, and that the system gives to no client."""
     while True:
-        port = _random.randrange(*PORTS)
+        port = _random.randrange(PORTS[0] + _WORKER % _WORKERS, PORTS[1], _WORKERS)
+        if port in _given:
+            continue
         with contextlib.suppress(OSError), socket.create_server((HOST, port)):
+            _given.add(port)
             return port
 
 
