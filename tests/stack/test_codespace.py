@@ -15,7 +15,7 @@ import pytest
 from tests.browser import BrowserError, launched
 from tests.loopback import HOST, free_port
 from tests.overload import serving
-from tests.stack.console import console, converse, option, until
+from tests.stack.console import console, converse, opened, option, until
 from tests.stack.forwarding import DOMAIN, ENVIRONMENT, NAME, Forwarded, forwarded, resolver_rules
 from tests.stack.support import ROOT, tool
 from tests.stack.test_compose_file import resolved
@@ -71,9 +71,8 @@ def test_locusts_page_runs_a_test(tmp_path: Path) -> None:
             started(command, log, lambda: answers(f"http://{HOST}:{port}/"), env=env, cwd=tmp_path),
             forwarded(port, tmp_path) as way,
             browsing(way) as browser,
+            opened(browser, way.url, ignore_https_errors=True) as (page, _),
         ):
-            page = browser.new_context(ignore_https_errors=True).new_page()
-            page.goto(way.url)
             page.get_by_role("button", name="Start").click()
             until(
                 page,

@@ -563,28 +563,31 @@ def test_a_worker_may_join_a_run_but_not_leave_it(tmp_path: Path) -> None:
     with listening(api.handler()) as port, ExitStack() as stack:
         command = locust_command(f"http://{HOST}:{port}")
 
-        def start(*options: str) -> subprocess.Popen[str]:
-            words = [*command, *options]
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-            process = subprocess.Popen(words, cwd=ROOT, text=True, **pipes)
+        def start(name: str, *options: str) -> tuple[subprocess.Popen[bytes], Path]:
+            output = stack.enter_context((log := tmp_path / name).open("wb"))
+            streams = {"stdout": output, "stderr": subprocess.STDOUT}
+            process = subprocess.Popen([*command, *options], cwd=ROOT, **streams)
             stack.callback(process.kill)
-            return process
+            return process, log
 
         limits = ("--users", "4", "--spawn-rate", "4", "--num-prompts", "1000")
         expected = ("--master", "--expect-workers", "2", "--only-summary")
-        master = start(*expected, *limits, "--report", str(report))
-        workers = [start("--worker"), start("--worker")]
+        master, told = start("master", *expected, *limits, "--report", str(report))
+        workers = [start(name, "--worker") for name in ("first", "second")]
         wait("both send", lambda: len(api.asked) > 50)
-        workers.append(start("--worker"))
+        api.may.clear()  # the requests last until the third is there, however slow the machine is
+        workers.append(start("third", "--worker"))
+        wait("it has joined", lambda: "3 workers connected" in told.read_text())
+        api.may.set()
         so_far = len(api.asked)
         wait("they go on", lambda: len(api.asked) > so_far + 200)
-        workers[0].terminate()
-        output, _ = master.communicate(timeout=PATIENCE)
-        assert master.returncode == 1, output
+        workers[0][0].terminate()
+        assert master.wait(PATIENCE) == 1, told.read_text()
+        for worker, _ in workers:
+            worker.wait(PATIENCE)
+        output = told.read_text()
         assert "workers lost, with a part of the requests and figures: 1" in output
-        assert "Traceback" not in output + "".join(
-            w.communicate(timeout=PATIENCE)[0] for w in workers
-        )
+        assert "Traceback" not in output + "".join(log.read_text() for _, log in workers)
     assert 0 < json.loads(report.read_text())["whole"]["answered"] <= len(api.asked) < 1000
 
 

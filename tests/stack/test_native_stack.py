@@ -65,6 +65,7 @@ class Load:
 
     Attributes:
         ended: when it ended, in seconds of `time.time()`.
+        scraped: when Prometheus had seen its end.
         page: the HTML report; its other files lie beside it.
         tokens: the growth of the API's own counter.
         report: figures of loadtest/record.py.
@@ -73,6 +74,7 @@ class Load:
 
     finished: Finished
     ended: float
+    scraped: float
     page: Path
     tokens: float
     report: dict[str, Any]
@@ -103,6 +105,7 @@ def run_load(stack: NativeStack, *options: str) -> Load:
     return Load(
         finished,
         ended,
+        time.time(),
         page,
         after - before,
         json.loads(page.with_suffix(".stages.json").read_text()),
@@ -176,7 +179,7 @@ def test_latencies_agree_by_their_buckets(stack: NativeStack, load: Load, q: flo
         for sample in family.samples
         if sample.name == "specops_latency_seconds_bucket"
     )
-    buckets = f"sum by (le) (specops_latency_seconds_bucket @ {load.ended + 10:.0f})"
+    buckets = f"sum by (le) (specops_latency_seconds_bucket @ {load.scraped:.3f})"
     (served,) = stack.query(f"histogram_quantile({q}, {buckets})")
     with load.page.with_suffix(".stages.csv").open() as lines:
         (stage,) = csv.DictReader(lines)
