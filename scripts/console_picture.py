@@ -1,8 +1,8 @@
-"""Takes the picture of the console in docs/, from a running API, in the middle of an answer.
+"""Takes the picture of the console for docs/ from a running API, in the middle of an answer.
 
     python scripts/console_picture.py [URL]
 
-Needs playwright, a Chromium, and a chat model behind the API.
+It needs playwright, Chromium, and an API that serves a chat model.
 """
 
 import sys
@@ -18,7 +18,7 @@ SCHEMA = """{"type": "object", "properties": {
   "name": {"type": "string"}, "capital": {"type": "string"}, "languages": {"type": "array",
   "items": {"type": "string"}, "maxItems": 2}}, "required": ["name", "capital", "languages"]}"""
 FILL = "(schema) => { document.getElementById('schema').value = schema; }"
-SHOWN_CHARACTERS = 200  # the picture shows so many of the last answer
+SHOWN_CHARACTERS = 200  # of the last answer, when the picture is taken
 
 if __name__ == "__main__":
     url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"

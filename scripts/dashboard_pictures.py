@@ -3,10 +3,10 @@
     python scripts/dashboard_pictures.py [URL] [--output FOLDER] [--minutes 15] [--patience 60]
 
 The script takes a picture when every panel is drawn: it exists, it has stopped loading, and it has
-content, or the words that it says if nothing was measured. If a panel shows an error or lacks data
+content, or its text for the case that nothing was measured. If a panel shows an error, lacks data
 for another reason, or is not drawn in time, the script still saves the pictures, names the panels
-and ends with 1. Folded rows stay folded. It finds panels by the marks that Grafana keeps for its
-own tests (`@grafana/e2e-selectors`, unchanged since version 11).
+and exits with 1. Folded rows stay folded. It finds panels by the attributes that Grafana has for
+its own tests (`@grafana/e2e-selectors`, unchanged since version 11).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ ROOT = Path(__file__).resolve().parents[1]
 DASHBOARDS = ROOT / "grafana" / "dashboards"
 POLL_MS = 100
 WIDTH = 1600
-# Grafana's grid: 30 pixels a row and 8 between rows. Grafana draws only visible panels: the window
-# is as high as the dashboard.
+# Grafana's grid has 30 pixels per row and 8 between rows. Grafana draws only visible panels, so the
+# window is as high as the dashboard.
 ROW_PIXELS, FRAME_PIXELS = 38, 160
 LOOK = """(panels) => panels.map(({title, nothing}) => {
   const marked = (mark) => `[data-testid="data-testid ${mark}"]`;
@@ -48,9 +48,12 @@ LOOK = """(panels) => panels.map(({title, nothing}) => {
 
 
 def undrawn(page: Page, nothing: dict[str, str], patience: float) -> dict[str, str]:
-    """Wait until all panels are drawn; returns the others, each with its problem.
+    """Wait until all panels are drawn; return those that are not, each with its problem.
 
-    `nothing` has the words of each panel, by its title, for the case that there is no data.
+    Args:
+        page: the browser's page.
+        nothing: each panel's text for the case that there is no data, by title.
+        patience: maximum seconds to wait.
     """
     deadline = time.monotonic() + patience
     panels = [{"title": title, "nothing": words} for title, words in nothing.items()]
@@ -63,7 +66,7 @@ def undrawn(page: Page, nothing: dict[str, str], patience: float) -> dict[str, s
 
 
 def unopened(page: Page, url: str) -> str | None:
-    """Open a page; returns the problem if that fails."""
+    """Open a page; return the problem if that fails."""
     from playwright.sync_api import Error  # noqa: PLC0415 - not every machine has it
 
     try:
@@ -74,7 +77,15 @@ def unopened(page: Page, url: str) -> str | None:
 
 
 def take(page: Page, url: str, board: dict[str, Any], output: Path, patience: float) -> list[str]:
-    """Save a picture of one dashboard; returns its problems, a line for each panel."""
+    """Save a picture of one dashboard; return its problems, one line per panel.
+
+    Args:
+        page: the browser's page.
+        url: address of the dashboard.
+        board: its JSON.
+        output: file for the picture.
+        patience: maximum seconds to wait.
+    """
     rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in board["panels"])
     page.set_viewport_size({"width": WIDTH, "height": rows * ROW_PIXELS + FRAME_PIXELS})
     if problem := unopened(page, url):
@@ -90,12 +101,12 @@ def take(page: Page, url: str, board: dict[str, Any], output: Path, patience: fl
 
 
 def main() -> int:
-    """Command line; see the module's docstring."""
+    """Run the command line; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("url", nargs="?", default="http://127.0.0.1:3000")
     parser.add_argument("--output", type=Path, default=Path("pictures"), metavar="FOLDER")
-    parser.add_argument("--minutes", type=float, default=15, help="how far back")
-    parser.add_argument("--patience", type=float, default=60, help="seconds for each dashboard")
+    parser.add_argument("--minutes", type=float, default=15, help="time range, up to now")
+    parser.add_argument("--patience", type=float, default=60, help="maximum seconds per dashboard")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     wrong = []

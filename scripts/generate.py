@@ -1,7 +1,7 @@
-"""Writes the files and tables that repeat the code: `make generate`; `--check` compares them.
+"""Writes the files and tables that repeat the code (`make generate`), or compares them (`--check`).
 
-Pages (fields, presets, figures, clients), settings, metrics, dashboards and an overlay's script.
-`--check` writes nothing and fails if one of them has fallen behind; `scripts/lint` runs it.
+These are tables in pages (fields, presets, figures, clients), settings, metrics, dashboards and an
+overlay's script. `--check` writes nothing and fails if one is out of date; `scripts/lint` runs it.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from scripts.generated import metrics, pages, settings
 from tests.clients import table as clients
 
 ROOT = Path(__file__).resolve().parents[1]
-# kustomize reads no file outside an overlay's folder.
+# kustomize reads no files outside an overlay's folder.
 GATEWAY_KEY = ROOT / "deploy" / "gateway" / "key.lua"
 KEY = ROOT / "deploy" / "infra" / "overlays" / "envoy-gateway" / "key.lua"
 _COPY = "-- Written by `make generate`: a copy of deploy/gateway/key.lua.\n\n"
@@ -25,9 +25,12 @@ Parts = Mapping[Path, Mapping[str, list[str]]]
 
 
 def replaced(text: str, name: str, lines: list[str]) -> str:
-    """`text` with `lines` between its two lines that are marked with `name`.
+    """Replace the lines between two marks of a text.
 
-    These are a line with `NAME: begin` and one with `NAME: end`.
+    Args:
+        text: has one line with `NAME: begin` and one with `NAME: end`.
+        name: name of the marks.
+        lines: the lines between them.
     """
     old = text.splitlines()
     (first,) = (number for number, line in enumerate(old) if f"{name}: begin" in line)
@@ -36,7 +39,7 @@ def replaced(text: str, name: str, lines: list[str]) -> str:
 
 
 def wanted() -> dict[Path, str]:
-    """The text of every file that is written here, or of which a part is."""
+    """The text of every file that is written here, as a whole or in part."""
     files = {**dashboards.files(), **settings.files(), KEY: _COPY + GATEWAY_KEY.read_text("utf-8")}
     files[metrics.PAGE] = metrics.page()
     parts: tuple[Parts, ...] = (pages.parts(), settings.parts(), clients.parts())
@@ -49,9 +52,9 @@ def wanted() -> dict[Path, str]:
 
 
 def main() -> int:
-    """Return the exit status: 1 if `--check` has found a file, or a dashboard has no generator."""
+    """Return 1 if `--check` finds an outdated file, or if a dashboard has no generator; else 0."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing, fail if one is old")
+    parser.add_argument("--check", action="store_true", help="only fail if a file is out of date")
     check, files = parser.parse_args().check, wanted()
     strangers = [path for path in dashboards.FOLDER.glob("*.json") if path not in files]
     for path in strangers:

@@ -1,8 +1,8 @@
-"""Runs the stack without Docker: the API, and Prometheus if its program is installed.
+"""Runs the stack without Docker: the API, and Prometheus if it is installed.
 
 With REPLICAS=3 the API runs three times, on free ports, and the gateway listens at the usual URL.
-Everything listens on this machine alone. The stack ends cleanly (exit 0) on Ctrl-C or SIGTERM. If
-a part dies by itself, its last log lines are shown, the rest is ended and the exit status is 1.
+Everything listens only on this machine. The stack stops cleanly (exit 0) on Ctrl-C or SIGTERM. If
+a part dies, the script prints the end of its log, stops the rest and exits with 1.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from specops.presets import CHAT
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCAL = "127.0.0.1"
-# Below those that systems lend to clients: a replica that starts again needs the same port again.
+# Below the ports that systems assign to clients: a restarted replica needs its port again.
 _PORTS = range(12_000, 32_000)
 LOAD = ("LOAD_", "TARGET_URL", "LOCUST_PORT")  # for `make load`
-# Beginnings of what is read from .env, beside what ends in _PORT.
+# Prefixes of the variables that are read from .env, in addition to all that end in _PORT.
 READ = ("SPECOPS_", "HF_", "OTEL_", "GATEWAY_", "REPLICAS", *LOAD)
 ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
-SAY_SECONDS = 5  # without a line of a start that goes on
+SAY_SECONDS = 5  # between progress lines of a slow start
 PROMETHEUS_HELP = (
     "not installed (Debian, Ubuntu: apt-get install prometheus; macOS: brew install prometheus)"
 )
@@ -56,10 +56,10 @@ class StartError(Exception):
 
 
 def dotenv_value(name: str, text: str) -> str:
-    """A value of .env as Docker Compose reads it: without quotes, and without a comment.
+    """Parse a value of .env as Docker Compose does: without quotes and comments.
 
     Raises:
-        StartError: it has what only Compose can read, a variable or a second line.
+        StartError: it has a variable or a second line, which only Compose can read.
     """
     if single := re.match(r"'([^']*)'", text):
         return single[1]
@@ -76,9 +76,9 @@ def dotenv_value(name: str, text: str) -> str:
 
 
 def environment(env_file: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables for a native run: `NAME=value` lines of `env_file`, then `environ` over them.
+    """The variables for a native run: those of `env_file`, overridden by `environ`.
 
-    Of the file only the settings of the service, of the hub's client and of the stack count.
+    Only settings of the service, of the hub's client and of the stack are read from the file.
     """
     values: dict[str, str] = {}
     for line in env_file.read_text("utf-8").splitlines() if env_file.exists() else ():
@@ -91,13 +91,13 @@ def environment(env_file: Path, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def joined(host: str, port: int) -> str:
-    """`host:port`, as URLs have it."""
+    """`host:port` in the form for URLs."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a part listens, and the variable that sets its port."""
+    """The address on which a part listens, and the variable that sets its port."""
 
     host: str
     port: int
@@ -105,7 +105,11 @@ class Address:
 
     @classmethod
     def read(cls, environ: Mapping[str, str], variable: str, default: int, host: str) -> Address:
-        """The port in the variable, or `default`."""
+        """The address on `host` with the port in the variable, or `default`.
+
+        Raises:
+            StartError: the variable is not a port.
+        """
         text = environ.get(variable) or str(default)
         if not text.isdecimal() or not 0 < int(text) < 1 << 16:
             raise StartError(f"{variable} takes a port number, not {text!r}")
@@ -113,7 +117,7 @@ class Address:
 
     @property
     def target(self) -> str:
-        """`host:port` as a client on this machine reaches it."""
+        """`host:port` for a client on this machine."""
         return joined(reachable(self.host), self.port)
 
     @property
@@ -123,11 +127,11 @@ class Address:
 
     @property
     def listening(self) -> str:
-        """`host:port` as it is served."""
+        """`host:port` on which the part listens."""
         return joined(self.host, self.port)
 
     def require_free(self) -> None:
-        """Raise StartError if another process listens here already."""
+        """Raise StartError if another process already listens here."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -135,13 +139,20 @@ class Address:
                 probe.bind((self.host, self.port))
             except OSError as error:
                 raise StartError(
-                    f"{self.listening} cannot be used ({error.strerror}). End what runs "
+                    f"{self.listening} cannot be used ({error.strerror}). Stop what runs "
                     f"there (`make down`), or choose another port with {self.variable}=… in .env."
                 ) from None
 
 
 class Part:
-    """One running process of the stack, with a log file of its own."""
+    """A running process of the stack.
+
+    Args:
+        name: its name in messages.
+        command: the command line.
+        log: its log file.
+        environ: its environment variables.
+    """
 
     def __init__(
         self, name: str, command: list[str], log: Path, environ: Mapping[str, str]
@@ -152,7 +163,7 @@ class Part:
         self.start()
 
     def start(self) -> None:
-        """Start the process in a session of its own, so that Ctrl-C reaches only this script."""
+        """Start the process in a new session, so that Ctrl-C reaches only this script."""
         with self._log.open("ab") as output:
             self.process = subprocess.Popen(  # noqa: S603
                 self._command,
@@ -185,9 +196,14 @@ class Part:
 
 
 def prometheus_config(apis: list[str], gateway: str | None, metrics_key: Path) -> str:
-    """prometheus.yml, or scale.yml for a gateway, with addresses and this machine's paths.
+    """prometheus.yml, or scale.yml for a gateway, with addresses and paths of this machine.
 
-    What is scraped keeps its name, so that its series go on at another port.
+    Instances keep their names, so that their series continue if a port changes.
+
+    Args:
+        apis: addresses of the API's replicas.
+        gateway: address of the gateway's metrics; None: there is no gateway.
+        metrics_key: file with the key for the API's metrics.
     """
     folder = ROOT / "prometheus"
     file = folder / ("scale.yml" if gateway else "prometheus.yml")
@@ -204,7 +220,7 @@ def prometheus_config(apis: list[str], gateway: str | None, metrics_key: Path) -
 
 
 def _scraped(targets: Mapping[str, str]) -> dict[str, Any]:
-    """What of a job says what Prometheus scrapes: addresses by their names."""
+    """The part of a job with the addresses to scrape, by the names of the instances."""
     return {
         "static_configs": [
             {"targets": [address], "labels": {"instance": name}}
@@ -214,7 +230,7 @@ def _scraped(targets: Mapping[str, str]) -> dict[str, Any]:
 
 
 def free_addresses(count: int) -> list[Address]:
-    """Addresses on this machine alone on which no process listens now."""
+    """Loopback addresses on which no process listens now."""
     free: list[Address] = []
     with ExitStack() as stack:
         for port in random.sample(_PORTS, len(_PORTS)):
@@ -227,7 +243,7 @@ def free_addresses(count: int) -> list[Address]:
 
 
 def awaited(url: str) -> str | None:
-    """What a part still does before it serves ("" if it does not say so); None if it is ready."""
+    """The progress of a part's start ("" if it reports none); None if it is ready."""
     try:
         with urllib.request.urlopen(url, timeout=2):  # noqa: S310
             return None
@@ -244,7 +260,13 @@ def awaited(url: str) -> str | None:
 
 
 def wait_ready(url: str, parts: list[Part], stopped: threading.Event) -> None:
-    """Return when `url` answers with 200, or when `stopped` is set; print what it waits for."""
+    """Wait until `url` answers with 200 or `stopped` is set, and print the progress.
+
+    Args:
+        url: the URL.
+        parts: the parts that must stay alive.
+        stopped: set by a stop signal.
+    """
     printed, started = "", time.monotonic()
     said = started
     while not stopped.wait(0.2):
@@ -259,7 +281,7 @@ def wait_ready(url: str, parts: list[Part], stopped: threading.Event) -> None:
 
 
 def in_browser(address: Address, environ: Mapping[str, str]) -> str:
-    """The URL for a browser; in a Codespace that of its forwarding proxy."""
+    """The URL for a browser; in a Codespace, that of its proxy."""
     if name := environ.get("CODESPACE_NAME"):
         domain = environ.get("GITHUB_CODESPACES_PORT_FORWARDING_DOMAIN") or "app.github.dev"
         return f"https://{name}-{address.port}.{domain}"
@@ -267,7 +289,7 @@ def in_browser(address: Address, environ: Mapping[str, str]) -> str:
 
 
 def alerts_page(prometheus: str) -> str:
-    """The path of the page of alerts: Debian builds Prometheus with the older pages alone."""
+    """The path of the alerts page: Debian builds Prometheus with only the older pages."""
     try:
         with urllib.request.urlopen(f"{prometheus}/alerts", timeout=10):  # noqa: S310
             return "/alerts"
@@ -278,7 +300,15 @@ def alerts_page(prometheus: str) -> str:
 def show_urls(
     api: str, replicas: list[str], prometheus: dict[str, str], grafana: str, state: Path
 ) -> None:
-    """Print the table of URLs and what to do next."""
+    """Print the table of URLs and the next commands.
+
+    Args:
+        api: URL of the API.
+        replicas: addresses of the replicas, if there are several.
+        prometheus: URLs of Prometheus by name, or how to install it.
+        grafana: how to get Grafana.
+        state: folder of the logs.
+    """
     several = {"replicas": ", ".join(replicas)} if replicas else {}
     rows = {
         "API": api,
@@ -295,9 +325,10 @@ def show_urls(
 
 
 def supervise(parts: list[Part], stopped: threading.Event) -> None:
-    """Return when `stopped` is set; raise StartError if a part ends before that.
+    """Wait until `stopped` is set; restart the API's processes, as Compose does.
 
-    The API, or a replica of it, is started again instead, as Compose does it.
+    Raises:
+        StartError: another part has ended.
     """
     while not stopped.wait(0.5):
         for part in parts:
@@ -313,10 +344,17 @@ def supervise(parts: list[Part], stopped: threading.Event) -> None:
 def start_api(
     api: Address, count: int, state: Path, environ: Mapping[str, str], parts: list[Part]
 ) -> tuple[list[Address], str | None]:
-    """Start the API, or so many replicas and their gateway; add them to `parts`.
+    """Start the API, or several replicas and their gateway, and add them to `parts`.
+
+    Args:
+        api: address of the API or the gateway.
+        count: number of replicas.
+        state: folder for logs.
+        environ: environment variables of all processes.
+        parts: the running parts, extended.
 
     Returns:
-        Where the replicas listen, and the gateway's address for Prometheus if there is a gateway.
+        The replicas' addresses, and the address of the gateway's metrics if there is a gateway.
     """
     serve = [str(Path(sys.executable).parent / "specops"), "serve"]
     if count == 1:
@@ -327,7 +365,7 @@ def start_api(
     command += ["--listen", api.listening, "--figures", figures.target]
     for replica in replicas:
         command += ["--replica", replica.target]
-    # The gateway comes first: at the end it waits for answers that replicas still give.
+    # The gateway is first, so that it stops first: it waits for the replicas' last answers.
     parts.append(Part("The gateway", command, state / "gateway.log", environ))
     for number, replica in enumerate(replicas, start=1):
         own = {"SPECOPS_HOST": replica.host, "SPECOPS_PORT": str(replica.port)}
@@ -337,7 +375,7 @@ def start_api(
 
 
 def run(state: Path, environ: Mapping[str, str]) -> int:
-    """Start everything, wait for the end, end everything; returns the exit status."""
+    """Start everything, wait for a stop signal, stop everything; return the exit status."""
     api = Address.read(environ, "SPECOPS_PORT", 8000, environ.get("SPECOPS_HOST") or LOCAL)
     prometheus = Address.read(environ, "PROMETHEUS_PORT", 9090, LOCAL)
     if (count := environ.get("REPLICAS") or "1") not in map(str, range(1, 65)):
@@ -373,7 +411,7 @@ def run(state: Path, environ: Mapping[str, str]) -> int:
             parts.append(Part("Prometheus", command, state / "prometheus.log", os.environ))
         for one in dict.fromkeys([*replicas, api]):
             wait_ready(f"{one.url}/health", parts, stopped)
-        if binary:  # its port opens before it has read its data
+        if binary:  # Prometheus opens its port before it has read its data
             wait_ready(f"{prometheus.url}/-/ready", parts, stopped)
         if not stopped.is_set():
             several = [one.target for one in replicas] if replicas != [api] else []
@@ -394,7 +432,7 @@ def run(state: Path, environ: Mapping[str, str]) -> int:
 
 
 def main() -> int:
-    """Command line; see the module's docstring."""
+    """Run the command line; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__)
     default = Path(os.environ.get("NATIVE_STATE") or ROOT / "var")
     parser.add_argument("--state", type=Path, default=default, help="logs and Prometheus' data")

@@ -1,4 +1,4 @@
-"""Renders the model card from the measured figures in the JSON files beside the models."""
+"""Renders the model card from the measured figures in the JSON files next to the models."""
 
 import json
 from pathlib import Path
@@ -87,7 +87,7 @@ terms.
 
 
 def run_line(record: dict[str, Any]) -> str:
-    """One training run in words."""
+    """One training run in one line."""
     return (
         f"{record['steps']:,} steps, {record['tokens'] / 1e6:.1f} million tokens, "
         f"{record['seconds'] / 60:.0f} minutes on {record['processor']}, "

@@ -1,8 +1,8 @@
 """Collects the training and held-out text: the standard library of the running Python.
 
-Every installation carries this text, so the demo pair can be trained without a download. A
-fixed list of modules is held out: neither they nor their tests are ever trained on. Nothing
-here needs torch, so tests and benchmarks read the same text as the training does.
+Every installation has this text, so training the demo pair needs no download. A fixed list of
+modules is held out: neither these nor their tests are ever trained on. This module does not need
+torch, so tests and benchmarks read the same text as the training.
 """
 
 import json
@@ -40,7 +40,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The split: `library` and `tests` are trained on, `held_out` never is."""
+    """The split: training uses `library` and `tests`, never `held_out`."""
 
     library: list[Document]
     tests: list[Document]
@@ -48,14 +48,14 @@ class Corpus:
 
 
 def is_test(path: str) -> bool:
-    """Whether a path (relative, with `/`) lies in one of the library's test folders."""
+    """Whether a relative path with `/` is in one of the library's test folders."""
     return any(part in _TEST_FOLDERS for part in path.split("/")[:-1])
 
 
 def held_out_name(path: str) -> str | None:
-    """The held-out module that a path belongs to (as its code or as its test), or None.
+    """The held-out module to which a path belongs, as code or as a test; None if there is none.
 
-    Tests are matched by prefix, which may leave out too much but not too little.
+    Tests are matched by prefix, which may exclude too much but never too little.
 
     >>> held_out_name("json/decoder.py"), held_out_name("test/test_json/test_scanner.py")
     ('json', 'json')
@@ -71,7 +71,7 @@ def held_out_name(path: str) -> str | None:
 
 
 def _is_generated(path: str, text: str) -> bool:
-    """Whether a file is a table written by a program, or describes one machine's build."""
+    """Whether a program wrote the file as a table, or it describes one machine's build."""
     name = path.rsplit("/", 1)[-1]
     return (
         name.startswith("_sysconfigdata")
@@ -81,7 +81,7 @@ def _is_generated(path: str, text: str) -> bool:
 
 
 def _passages(text: str) -> set[tuple[str, ...]]:
-    """All runs of 20 lines without empty ones; two files that share a run are partial copies."""
+    """All runs of 20 non-empty lines; two files that share one are partial copies."""
     lines = [line for line in text.splitlines() if line.strip()]
     return {tuple(lines[i : i + COPIED_LINES]) for i in range(len(lines) - COPIED_LINES + 1)}
 
@@ -89,12 +89,12 @@ def _passages(text: str) -> set[tuple[str, ...]]:
 def load_corpus(root: Path | None = None) -> Corpus:
     """Read the standard library below `root` (default: the running Python's) and split it.
 
-    Files outside the held-out modules that share 20 lines in a row with one are left out.
-    Works without `Lib/test`, which slim images leave out. The order is by path, so the result
-    depends on the Python version alone.
+    Other files that share 20 consecutive lines with a held-out module are excluded. This works
+    without `Lib/test`, which slim images lack. The order is by path, so the result depends only on
+    the Python version.
 
     Raises:
-        FileNotFoundError: if a held-out module's code is nowhere below `root`.
+        FileNotFoundError: `root` lacks the code of a held-out module.
     """
     root = root or Path(sysconfig.get_paths()["stdlib"])
     corpus = Corpus([], [], [])
@@ -104,7 +104,7 @@ def load_corpus(root: Path | None = None) -> Corpus:
             continue
         try:
             text = file.read_bytes().decode("utf-8")
-        except UnicodeDecodeError:  # a few tests are written in other encodings on purpose
+        except UnicodeDecodeError:  # a few tests deliberately use other encodings
             continue
         if not text.strip() or _is_generated(path, text):
             continue
@@ -122,7 +122,7 @@ def load_corpus(root: Path | None = None) -> Corpus:
 
 
 def write_held_out(documents: list[Document], folder: Path = DEMO_DIR) -> None:
-    """Ship the held-out text: `heldout.txt.xz` (all of it, `xz -9e`) and `heldout.json` (sizes).
+    """Write the held-out text: `heldout.txt.xz` (all of it, `xz -9e`) and `heldout.json` (sizes).
 
     The size of the first file is also the figure that the target has to beat.
     """
@@ -146,13 +146,13 @@ def read_held_out(folder: Path = DEMO_DIR) -> list[Document]:
 
 
 def heldout_prompts(n: int, seed: int = 0, folder: Path = DEMO_DIR) -> list[str]:
-    """`n` prompts of held-out code, the same ones for the same seed on every Python version.
+    """`n` prompts of held-out code, the same for the same seed on every Python version.
 
     Each starts at a `def` or `class` line, has 8, 16 or 32 whole lines in turn, and ends with a
-    newline, like a request of an editor. No two start at the same line.
+    newline, like an editor's request. No two start at the same line.
 
     Raises:
-        ValueError: if there are not so many.
+        ValueError: there are fewer.
     """
     spans = [
         (document, start)
@@ -170,7 +170,7 @@ def heldout_prompts(n: int, seed: int = 0, folder: Path = DEMO_DIR) -> list[str]
 
 
 def write_prompts(folder: Path = DEMO_DIR, n: int = 200) -> None:
-    """Ship `heldout.jsonl`: prompts for tests and benchmarks, one object per line."""
+    """Write `heldout.jsonl`: prompts for tests and benchmarks, one object per line."""
     rows = [
         json.dumps({"id": f"code-{number:03d}", "category": "code", "prompt": prompt})
         for number, prompt in enumerate(heldout_prompts(n, folder=folder))

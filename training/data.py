@@ -1,7 +1,7 @@
-"""Turns the corpus into token arrays and draws windows of them, each once per epoch.
+"""Turns the corpus into token arrays and draws windows from them, each once per epoch.
 
-Documents are joined with the end-of-text mark before each. Windows are drawn without
-replacement, from an offset that changes every epoch, in an order that depends on the seed alone.
+Documents are concatenated, each after an end-of-text mark. Windows are drawn without replacement,
+from an offset that changes every epoch, in an order that depends only on the seed.
 """
 
 from collections import Counter
@@ -18,14 +18,14 @@ Tokens = NDArray[np.uint16]
 
 
 def encode_documents(tokenizer: Tokenizer, documents: list[Document]) -> Tokens:
-    """All documents as one array, the end-of-text mark before each of them."""
+    """All documents as one array, each after an end-of-text mark."""
     mark = tokenizer.token_to_id(END_OF_TEXT)
     encodings = tokenizer.encode_batch([document.text for document in documents])
     return np.concatenate([np.array([mark, *e.ids], dtype=np.uint16) for e in encodings])
 
 
 def token_arrays(tokenizer: Tokenizer, corpus: Corpus, cache: Path) -> dict[str, Tokens]:
-    """The arrays `library` and `tests`; kept in `cache` because encoding takes a while."""
+    """The arrays `library` and `tests`, cached in a folder because encoding takes a while."""
     arrays = {}
     for name, documents in (("library", corpus.library), ("tests", corpus.tests)):
         file = cache / f"{name}.npy"
@@ -37,7 +37,7 @@ def token_arrays(tokenizer: Tokenizer, corpus: Corpus, cache: Path) -> dict[str,
 
 
 class Sampler:
-    """Draws batches of windows; its whole state is one counter per (source, length)."""
+    """Draws batches of windows. Its whole state is one counter per source and length."""
 
     def __init__(self, arrays: dict[str, Tokens], seed: int) -> None:
         self.arrays = arrays
@@ -46,7 +46,7 @@ class Sampler:
         self._order: dict[tuple[str, int], tuple[int, NDArray[np.int64]]] = {}
 
     def batch(self, counts: dict[str, int], length: int) -> NDArray[np.int64]:
-        """`[sum(counts), length + 1]` tokens: `counts` windows from each source."""
+        """Draw `counts` windows from each source: tokens [sum(counts), length + 1]."""
         rows = [self._window(name, length) for name, n in counts.items() for _ in range(n)]
         return np.stack(rows).astype(np.int64)
 
@@ -65,9 +65,9 @@ class Sampler:
 
 
 def rows_of_tests(progress: float, batch: int) -> int:
-    """How many rows of a batch come from the library's tests at `progress` in [0, 1].
+    """The number of rows of a batch from the library's tests, at `progress` in [0, 1].
 
-    There are twice as many tests as library text, but the model is not for tests. So their share
-    falls linearly from 60 % to nothing at 90 %, and the last passes see only the library.
+    There is twice as much test code as library code, but the model is not for tests. So their share
+    falls linearly from 60 % to 0 at a progress of 90 %, and the last steps see only the library.
     """
     return round(batch * 0.6 * max(0.0, 1 - progress / 0.9))

@@ -1,8 +1,8 @@
-"""Distils the draft from the target: it learns the target's whole distribution, not the text.
+"""Distils the draft from the target: it learns the target's distribution, not only the text.
 
 The loss is the Kullback-Leibler divergence of the draft's next-token distribution from the
-target's (Hinton et al., 2015). A third of the rows are the target's own continuations, because the
-draft will have to guess those (DistillSpec, Zhou et al., 2023).
+target's (Hinton et al., 2015). A third of the rows are continuations by the target, because the
+draft will have to predict those (DistillSpec, Zhou et al., 2023).
 """
 
 from pathlib import Path
@@ -24,12 +24,12 @@ from training.samples import sample_target
 
 VECTOR_LR = 0.005
 SAMPLED_TOKENS = 500_000
-# Rows per 16: the target's own continuations, the library's tests, and the rest library.
+# Rows of 16: the target's continuations, and the library's tests; the rest are library text.
 SAMPLED_ROWS, TEST_ROWS = 6, 2
 
 
 class Distillation(Training):
-    """The draft in training, and the frozen target."""
+    """Trains the draft from the frozen target."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Distillation(Training):
         self.target = target.to(self.device)
 
     def batch(self, length: int, rows: int) -> NDArray[np.int64]:
-        """Half the rows: so small a model gains more from more steps than from larger ones."""
+        """Half the rows: such a small model gains more from more steps than from larger ones."""
         rows //= 2
         counts = {"samples": rows * SAMPLED_ROWS // 16, "tests": rows * TEST_ROWS // 16}
         if not len(self.sampler.arrays["tests"]):
@@ -53,7 +53,7 @@ class Distillation(Training):
         return self.sampler.batch(counts, length)
 
     def losses(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean divergence in nats, and how often both models' first choices agree."""
+        """Mean divergence in nats, and the share of equal first choices."""
         tokens = tokens[:, :-1]
         with torch.no_grad():
             target_logits = self.target(tokens, use_cache=False).logits.float()
@@ -66,7 +66,15 @@ class Distillation(Training):
 
 
 def distill(preset: Preset, runs: Path, *, minutes: float | None, seed: int, threads: int) -> Path:
-    """Distil (or finish distilling) the draft; returns the folder of the finished model."""
+    """Distil the draft, or continue an interrupted run; return the model's folder.
+
+    Args:
+        preset: sizes and lengths.
+        runs: folder of the runs, with the finished target.
+        minutes: training time; None: the preset's number of tokens.
+        seed: seed of samples and batches.
+        threads: number of threads.
+    """
     set_up(seed, threads)
     _, arrays = prepare(runs)
     target = runs / "target"

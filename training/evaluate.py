@@ -1,7 +1,7 @@
 """Measures the shipped pair and writes the figures of the model card.
 
 Everything is measured on the exported ONNX graphs with onnxruntime, without torch, on the held-out
-text beside the models. So anybody can run this again.
+text next to the models. So anybody can repeat the measurements.
 """
 
 import json
@@ -31,9 +31,9 @@ Forward = Callable[[Sequence[int]], NDArray[np.float32]]
 
 
 def document_bits(forward: Forward, tokens: Sequence[int]) -> float:
-    """Bits that a model needs for `tokens[1:]`. Each token has 512 to 1,024 tokens before it.
+    """Bits that a model needs for `tokens[1:]`, with a context of 512 to 1,024 tokens.
 
-    Windows of 1,024 tokens advance by 512; only the second half counts, except in the first one.
+    Windows of 1,024 tokens advance by 512; only the second half counts, except in the first window.
 
     Args:
         forward: returns the logits [S, V] of at most 1,024 tokens [S] of a new sequence.
@@ -55,7 +55,7 @@ def document_bits(forward: Forward, tokens: Sequence[int]) -> float:
 def bits_per_byte(
     forward: Forward, tokenizer: Tokenizer, documents: Sequence[Document]
 ) -> dict[str, Any]:
-    """Bits per byte of the documents: in all, and of each."""
+    """Bits per byte of the documents, together and individually."""
     mark = tokenizer.token_to_id(END_OF_TEXT)
     bits, sizes = {}, {}
     for document in documents:
@@ -69,7 +69,14 @@ def bits_per_byte(
 
 
 def greedy(target: OnnxModel, prompt: Sequence[int], tokens: int, end: int) -> list[int]:
-    """The target's own greedy continuation, at most `tokens` long, without the end mark."""
+    """The target's greedy continuation.
+
+    Args:
+        target: the target.
+        prompt: token ids.
+        tokens: maximum number of tokens.
+        end: the end token, which is not part of the result.
+    """
     answer = [int(target.afresh(prompt)[-1].argmax())]
     while len(answer) < tokens and answer[-1] != end:
         answer.append(int(target(answer[-1:])[0].argmax()))
@@ -77,10 +84,10 @@ def greedy(target: OnnxModel, prompt: Sequence[int], tokens: int, end: int) -> l
 
 
 def matched_lengths(draft: OnnxModel, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
-    """For every position after the first: number of right draft tokens among the next 8.
+    """The number of correct draft tokens, at most 8, at every position after the first.
 
-    Greedy speculative decoding returns exactly the target's greedy answer, so comparing with
-    that answer is the verification.
+    Greedy speculative decoding returns exactly the target's greedy answer, so comparing with that
+    answer is the verification.
     """
     draft.afresh(prompt)
     matched = []
@@ -99,7 +106,7 @@ def matched_lengths(draft: OnnxModel, prompt: Sequence[int], answer: Sequence[in
 
 
 def jumps(matched: Sequence[int], draft_length: int) -> tuple[int, int, int]:
-    """Numbers of target passes, draft tokens and accepted tokens with one draft length."""
+    """Numbers of target passes, draft tokens and accepted tokens for one draft length."""
     position, passes, drafted, accepted = 0, 0, 0, 0
     while position < len(matched):
         length = min(draft_length, len(matched) - position)
@@ -138,7 +145,7 @@ def acceptance(
 
 
 def verbatim_share(held_out: Sequence[Document], trained: Sequence[Document]) -> float:
-    """Share of the held-out lines of 40 or more characters that also stand in the training text."""
+    """Share of held-out lines of 40 or more characters that also occur in the training text."""
     seen = {line.strip() for document in trained for line in document.text.splitlines()}
     lines = [line.strip() for document in held_out for line in document.text.splitlines()]
     long = [line for line in lines if len(line) >= 40]
@@ -146,7 +153,7 @@ def verbatim_share(held_out: Sequence[Document], trained: Sequence[Document]) ->
 
 
 def evaluate(folder: Path, scratch: Path, threads: int) -> dict[str, Any]:
-    """All figures of the pair in `folder`; other quantizations are made in `scratch`."""
+    """All figures of the pair in `folder`; `scratch` receives other quantizations."""
     tokenizer = Tokenizer.from_file(str(folder / "target" / "tokenizer.json"))
     documents = read_held_out(folder)
     figures: dict[str, dict[str, Any]] = {"target": {}, "draft": {}}

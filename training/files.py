@@ -1,4 +1,4 @@
-"""Names of the files beside the two models; options and environment of the training's commands."""
+"""Names of files next to the two models; options and environment of the training's commands."""
 
 import argparse
 from pathlib import Path
@@ -7,11 +7,11 @@ from typing import Any
 CARD = "README.md"  # training.card writes it
 RECORD = "training.json"  # training.ship, from the records of both runs
 EVALUATION = "evaluation.json"  # training.evaluate
-LICENCE = "LICENSE.python.txt"  # training.ship, from the Python that trained
+LICENCE = "LICENSE.python.txt"  # training.ship, from the training's Python
 
-# For a process that trains on a CPU: a fifth faster. Without these settings glibc maps and unmaps
-# every large activation again, and the kernel zeroes it again. Also, a thread that waits for a
-# displaced thread would spin.
+# For training on a CPU, which these settings make a fifth faster. Without them, glibc maps and
+# unmaps every large activation, and the kernel zeroes it each time. Also, threads would spin while
+# they wait for a preempted thread.
 PROCESS_ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
@@ -24,11 +24,11 @@ RUNS = Path(__file__).parent / "runs"
 
 
 def options(purpose: str, **defaults: Any) -> argparse.Namespace:
-    """Read a command's options, one for each default.
+    """Parse a command's options, one for each default.
 
     Args:
-        purpose: the docstring of the command's module.
-        defaults: an option's default value, or its type if it has none.
+        purpose: docstring of the command's module.
+        defaults: default value of each option, or its type if it has none.
     """
     parser = argparse.ArgumentParser(description=purpose.splitlines()[0])
     for name, default in defaults.items():

@@ -1,4 +1,4 @@
-"""A training from its first step, or from where it was stopped, to the end of its budget."""
+"""Runs a training from the first step, or from its last checkpoint, to the end of its budget."""
 
 import json
 import time
@@ -20,7 +20,7 @@ from training.optim import Optimizer
 from training.presets import Preset
 from training.runtime import Budget, device, machine, stop_signal
 
-LONG_FROM = 0.8  # the last fifth is trained at the full context, so that all positions are valid
+LONG_FROM = 0.8  # the last fifth has the full context, so that all positions are trained
 CHECKPOINT_SECONDS = 180
 MATRIX_LR = 0.02
 
@@ -65,7 +65,7 @@ class Training(ABC):
         """The loss in nats per token, and other figures for the progress line."""
 
     def train_step(self) -> Figures:
-        """Learn from one batch; returns its `losses`."""
+        """Learn from one batch; return its `losses`."""
         progress = self.budget.progress
         batch = self.batch(*(self.preset.long if progress >= LONG_FROM else self.preset.short))
         with torch.autocast(self.device.type, torch.bfloat16):
@@ -95,7 +95,7 @@ class Training(ABC):
         """Continue from the checkpoint if there is one."""
         if not self.file.exists():
             return
-        # Our own file, with the sampler's counters beside the tensors.
+        # Our own file, with the sampler's counters in addition to tensors.
         state = torch.load(self.file, weights_only=False)  # nosec B614
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -105,13 +105,13 @@ class Training(ABC):
         print(f"resumed at step {self.step}, {self.budget.progress:.1%} of the budget", flush=True)
 
     def finish(self, describe: Callable[[Figures, Figures], str]) -> None:
-        """Train until the budget is spent, with a line per step.
+        """Train until the budget is spent, with a progress line per step.
 
         Args:
-            describe: turns a step's `losses` and their means over some 20 steps into text.
+            describe: turns a step's `losses` and their moving averages into text.
 
         Raises:
-            SystemExit: the process got a stop signal; the checkpoint is written.
+            SystemExit: the process received a stop signal and has written a checkpoint.
         """
         self.resume()
         print(f"{self.model.num_parameters():,} parameters", flush=True)
@@ -139,13 +139,13 @@ class Training(ABC):
         self.save()
 
     def write(self, tokenizer: Tokenizer, folder: Path, threads: int, **tokens: int) -> None:
-        """Write the model, and beside its folder a record of the training.
+        """Write the model, and a record of the training next to its folder.
 
         Args:
             tokenizer: the model's tokenizer.
             folder: the model's folder.
             threads: number of threads of the training.
-            tokens: numbers of training tokens, by their names in the record.
+            tokens: numbers of training tokens, by name in the record.
         """
         save_model(self.model, tokenizer, folder)
         record = {

@@ -1,9 +1,9 @@
-"""Trains a small Qwen3.5 with its MTP block for some minutes: a model to measure that drafter on.
+"""Trains a small Qwen3.5 with its MTP block for some minutes, to benchmark that drafter.
 
 `python -m training.mtp FOLDER --minutes 10` writes a checkpoint with the tensor names of published
-ones. It learns from the library text of the demo pair, with its tokenizer, and is too small and too
-briefly trained for any other use. With `--minutes 0` the weights stay random. The block is trained
-together with the model, on its states after the final norm, as Qwen3.5's was.
+ones. The model learns from the library text of the demo pair, with its tokenizer, and is too small
+and too briefly trained for any other use. With `--minutes 0` the weights stay random. Like
+Qwen3.5's, the block is trained together with the model, on its states after the final norm.
 """
 
 import argparse
@@ -27,9 +27,9 @@ from training.pretrain import VECTOR_LR
 from training.runtime import Budget, device
 from training.tokenizer import save_tokenizer
 
-LAYERS, INTERVAL = 16, 4  # deep enough for the block to be a small part of a pass
+LAYERS, INTERVAL = 16, 4  # deep enough that the block is a small part of a pass
 LENGTH, ROWS = 256, 8
-MTP_LOSS = 0.3  # beside the loss of the next token, 1
+MTP_LOSS = 0.3  # weight; that of the next token's loss is 1
 CONFIG: dict[str, Any] = {
     "vocab_size": 4096,
     "hidden_size": 512,
@@ -67,7 +67,7 @@ CONFIG: dict[str, Any] = {
 
 
 class MtpBlock(nn.Module):
-    """From a state and the token after it to the state that predicts the token after that one."""
+    """Turns a state and the next token into the state that predicts the token after that."""
 
     def __init__(self, config: Qwen3_5TextConfig) -> None:
         super().__init__()
@@ -79,14 +79,14 @@ class MtpBlock(nn.Module):
         self.norm = qwen.Qwen3_5RMSNorm(hidden, epsilon)
 
     def forward(self, embedding: Tensor, state: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-        """Outputs [rows, tokens, hidden] for embeddings and states of that shape."""
+        """States [rows, tokens, hidden] for embeddings and states of the same shape."""
         both = self.pre_fc_norm_embedding(embedding), self.pre_fc_norm_hidden(state)
         x = self.layers[0](self.fc(torch.cat(both, -1)), position_embeddings=rotary)
         return self.norm(x)  # type: ignore[no-any-return]
 
 
 class Model(nn.Module):
-    """The decoder and its MTP block, which share embeddings and output rows."""
+    """The decoder and its MTP block, which share the tied embedding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Model(nn.Module):
         self.mtp = MtpBlock(self.config)
 
     def outputs(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The states after all tokens [rows, n], and the block's outputs after the first n - 1."""
+        """The states of all tokens [rows, n], and the block's outputs for the first n - 1."""
         model = self.decoder.model
         states = model(tokens).last_hidden_state
         embedded = model.embed_tokens(tokens[:, 1:])
@@ -104,7 +104,7 @@ class Model(nn.Module):
         return states, self.mtp(embedded, states[:, :-1], rotary)
 
     def losses(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss in nats per token: of the next token, and of the block for the one after it."""
+        """Losses in nats per token: of the next token, and of the block for the token after it."""
         states, guessed = self.outputs(tokens[:, :-1])
         rows = self.decoder.model.embed_tokens.weight
         following, block = (
@@ -114,7 +114,7 @@ class Model(nn.Module):
         return following, block
 
     def save(self, folder: Path) -> None:
-        """Write config.json and model.safetensors, in float16 as the demo pair's."""
+        """Write config.json and model.safetensors, in float16 like the demo pair."""
         tensors = dict(self.decoder.state_dict())
         tensors.pop("lm_head.weight", None)  # tied
         tensors |= {f"mtp.{name}": values for name, values in self.mtp.state_dict().items()}
@@ -127,7 +127,7 @@ class Model(nn.Module):
 
 
 def train(folder: Path, minutes: float, seed: int = 57) -> None:
-    """Train for this many minutes and write the checkpoint."""
+    """Train for some minutes and write the checkpoint to `folder`."""
     set_up(seed, torch.get_num_threads())
     tokenizer = trained_tokenizer(DEMO_DIR / "target")
     model = Model().to(device())

@@ -1,6 +1,6 @@
-"""The plainest way to run an exported graph: one sequence, one cache, straight onnxruntime.
+"""Runs an exported graph in the simplest way: one sequence and one cache, with plain onnxruntime.
 
-The figures of the model card are used to judge the engine, so they must not depend on it.
+The figures of the model card serve to judge the engine, so they must not depend on it.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,16 @@ from specops.models.convert import ExportedModel
 
 
 class OnnxModel:
-    """One sequence of an exported model; set `length` back to forget tokens."""
+    """One sequence of an exported model.
+
+    Args:
+        model: the model.
+        threads: number of threads.
+        capacity: maximum number of tokens.
+
+    Attributes:
+        length: number of tokens; reduce it to forget the last ones.
+    """
 
     def __init__(self, model: ExportedModel, *, threads: int, capacity: int = 1024) -> None:
         options = onnxruntime.SessionOptions()
@@ -31,7 +40,7 @@ class OnnxModel:
         self.length = 0
 
     def __call__(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Append `tokens` [S] to the sequence; returns their logits [S, V]."""
+        """Append `tokens` [S] to the sequence; return their logits [S, V]."""
         ids = np.array([tokens], np.int64)
         mask = np.ones((1, self.length + len(tokens)), np.int64)
         logits: NDArray[np.float32] = np.empty((1, len(tokens), self._vocab), np.float32)
@@ -48,6 +57,6 @@ class OnnxModel:
         return logits[0]  # type: ignore[no-any-return]
 
     def afresh(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Begin a new sequence with `tokens` [S]; returns their logits [S, V]."""
+        """Start a new sequence with `tokens` [S]; return their logits [S, V]."""
         self.length = 0
         return self(tokens)

@@ -1,8 +1,8 @@
-"""Muon for the matrices, AdamW for the embedding and the norms, one cosine for both.
+"""Optimizes matrices with Muon, embedding and norms with AdamW, with one cosine schedule.
 
-Muon orthogonalizes the momentum of each weight matrix by a Newton-Schulz iteration (Jordan et
-al., 2024, https://kellerjordan.github.io/posts/muon/). At this size and with only a few passes
-over a few megabytes it needs markedly fewer tokens than AdamW for the same loss.
+Muon orthogonalizes the momentum of each weight matrix with a Newton-Schulz iteration (Jordan et
+al., 2024, https://kellerjordan.github.io/posts/muon/). At this size, with only a few epochs over a
+few megabytes, it needs markedly fewer tokens than AdamW for the same loss.
 """
 
 import math
@@ -12,7 +12,13 @@ from torch import nn
 
 
 class Optimizer:
-    """Both optimizers behind one face; `progress` in [0, 1] sets the learning rate."""
+    """Both optimizers behind one interface; `progress` in [0, 1] sets the learning rate.
+
+    Args:
+        model: the model, whose parameters it updates.
+        matrix_lr: peak learning rate of the matrices.
+        vector_lr: peak learning rate of the other parameters.
+    """
 
     def __init__(self, model: nn.Module, *, matrix_lr: float, vector_lr: float) -> None:
         matrices, vectors = [], []
@@ -28,7 +34,7 @@ class Optimizer:
         self.peaks = [matrix_lr, vector_lr]
 
     def step(self, progress: float, *, warmup: float = 0.02) -> None:
-        """Apply the gradients at `progress` through the run: linear warm-up, cosine to zero."""
+        """Apply the gradients: linear warm-up up to a progress of `warmup`, cosine to zero."""
         factor = min(1.0, (progress + 1e-3) / warmup)
         factor *= 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
         for part, peak in zip(self.parts, self.peaks, strict=True):
@@ -42,6 +48,6 @@ class Optimizer:
         return [part.state_dict() for part in self.parts]
 
     def load_state_dict(self, states: list[dict[str, object]]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore a state from `state_dict`."""
         for part, state in zip(self.parts, states, strict=True):
             part.load_state_dict(state)

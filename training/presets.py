@@ -1,4 +1,4 @@
-"""Sizes of the pair: what two CPU cores train in 80 minutes, and what an accelerator can afford.
+"""Sizes of the pair: one that two CPU cores train in 80 minutes, and one for an accelerator.
 
 Hidden and feed-forward sizes are multiples of 128, the block of the int4 quantization.
 """
@@ -12,7 +12,13 @@ from training.tokenizer import VOCAB_SIZE
 
 @dataclass(frozen=True)
 class Preset:
-    """One pair and how long to train it; lengths are (tokens per row, rows per step)."""
+    """A pair and its training.
+
+    Attributes:
+        target, draft: configurations of the models.
+        target_tokens, draft_tokens: numbers of training tokens.
+        short, long: tokens per row and rows per step, before and after `LONG_FROM`.
+    """
 
     target: LlamaConfig
     draft: LlamaConfig

@@ -1,7 +1,7 @@
-"""Trains the target on the next token, with a line of progress per step; it can be resumed.
+"""Trains the target on next-token prediction, with a progress line per step; it can be resumed.
 
 `python -m training.pretrain --minutes 80` plans the learning rate for 80 minutes of training time
-and ends after them. Without `--minutes` it trains on the preset's number of tokens.
+and then ends. Without `--minutes` it trains on the preset's number of tokens.
 """
 
 import math
@@ -38,13 +38,13 @@ def prepare(runs: Path) -> tuple[Tokenizer, dict[str, np.ndarray]]:
 
 
 def bytes_per_token(tokenizer: Tokenizer, tokens: np.ndarray) -> float:
-    """Mean bytes of a token in `tokens`; turns a loss into bits per byte for the progress line."""
+    """Mean bytes of a token, which turn a loss into bits per byte for the progress line."""
     sample = tokens[: 1 << 18].tolist()
     return len(tokenizer.decode(sample).encode("utf-8")) / len(sample)
 
 
 class Target(Training):
-    """The target in training."""
+    """Trains the target."""
 
     def __init__(self, preset: Preset, sampler: Sampler, budget: Budget, file: Path) -> None:
         target = new_model(preset.target)
@@ -63,10 +63,18 @@ class Target(Training):
 
 
 def train(preset: Preset, runs: Path, *, minutes: float | None, seed: int, threads: int) -> Path:
-    """Train (or finish training) the target; returns the folder of the finished model."""
+    """Train the target, or continue an interrupted run; return the model's folder.
+
+    Args:
+        preset: sizes and lengths.
+        runs: folder of the runs.
+        minutes: training time; None: the preset's number of tokens.
+        seed: seed of weights and batches.
+        threads: number of threads.
+    """
     set_up(seed, threads)
     tokenizer, arrays = prepare(runs)
-    per_byte = 1 / math.log(2) / bytes_per_token(tokenizer, arrays["library"])  # bits for a nat
+    per_byte = 1 / math.log(2) / bytes_per_token(tokenizer, arrays["library"])  # bits per nat
     budget = Budget(preset.target_tokens, minutes)
     target = Target(preset, Sampler(arrays, seed), budget, runs / "target.pt")
     target.finish(

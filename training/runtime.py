@@ -1,4 +1,4 @@
-"""Shared by the training loops: the budget, the stop signal, the machine."""
+"""Shared parts of the training loops: the budget, the stop signal, the machine."""
 
 import platform
 import signal
@@ -12,7 +12,13 @@ import torch
 
 @dataclass
 class Budget:
-    """How long to train: tokens (repeatable) or, when given, minutes of training time."""
+    """The length of a training: a number of tokens (repeatable) or minutes of training time.
+
+    Attributes:
+        tokens: number of tokens.
+        minutes: training time instead; None: the number of tokens counts.
+        tokens_done, seconds_done: the amount spent.
+    """
 
     tokens: int
     minutes: float | None = None
@@ -21,11 +27,11 @@ class Budget:
     _last: float = field(default_factory=time.monotonic)
 
     def start(self) -> None:
-        """Begin to count time; compiling and loading before do not count."""
+        """Start counting time, which excludes loading and compiling before."""
         self._last = time.monotonic()
 
     def spend(self, tokens: int) -> None:
-        """Account for one step."""
+        """Record a step with this many tokens."""
         now = time.monotonic()
         self.seconds_done += now - self._last
         self.tokens_done += tokens
@@ -33,25 +39,25 @@ class Budget:
 
     @property
     def progress(self) -> float:
-        """The part of the budget that is spent, in [0, 1]."""
+        """The spent share of the budget, 0 to 1."""
         if self.minutes is not None:
             return min(1.0, self.seconds_done / (60 * self.minutes))
         return min(1.0, self.tokens_done / self.tokens)
 
     def eta_minutes(self) -> float:
-        """Minutes left at the pace so far."""
+        """Minutes left at the current average speed."""
         if self.progress == 0:
             return float("inf")
         return self.seconds_done / 60 * (1 / self.progress - 1)
 
 
 def device() -> torch.device:
-    """The accelerator if there is one."""
+    """The accelerator if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def stop_signal() -> threading.Event:
-    """An event that SIGINT or SIGTERM sets, so that a loop can save before it ends."""
+    """An event set by SIGINT and SIGTERM, so that a loop can save before it ends."""
     event = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: event.set())
@@ -59,7 +65,7 @@ def stop_signal() -> threading.Event:
 
 
 def machine(threads: int) -> dict[str, object]:
-    """The machine of a run, for the model card."""
+    """A description of the machine, for the model card."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if not torch.cuda.is_available() and cpuinfo.exists():

@@ -1,4 +1,4 @@
-"""The target's own continuations of library text, which the draft has to guess."""
+"""Samples the target's continuations of library text, which the draft has to predict."""
 
 from pathlib import Path
 
@@ -14,10 +14,17 @@ _BATCH = 256  # a step with 64 takes nearly as long
 
 
 def sample_target(folder: Path, library: Tokens, tokens: int, *, file: Path, seed: int) -> Tokens:
-    """About `tokens` tokens: prompts of 64 library tokens, each with 192 of the target's.
+    """Sample continuations of 192 tokens for prompts of 64 library tokens.
 
-    Every other batch is greedy, the others are sampled at temperature 0.8. The result is kept in
-    `file`, batch by batch, so that an interrupted run continues where it was.
+    Every other batch is greedy; the rest is sampled at temperature 0.8. The result is saved batch
+    by batch, so that an interrupted run can continue.
+
+    Args:
+        folder: the target's folder.
+        library: tokens of the library text.
+        tokens: approximate number of tokens, prompts included.
+        file: file for the result.
+        seed: seed of prompts and samples.
     """
     rows = [] if not file.exists() else [np.load(file).reshape(-1, PROMPT + CONTINUATION)]
     model = None

