@@ -15,24 +15,24 @@ if TYPE_CHECKING:  # the command line reads these words before it needs arrays
 
 DrafterName = Literal["draft", "head", "suffix", "cascade", "none"]
 DRAFTERS: tuple[str, ...] = get_args(DrafterName)[:-1]  # without "none"
-GRAMMAR = "grammar"  # the origin of tokens that the grammar left no choice about
+GRAMMAR = "grammar"  # the origin of tokens that the grammar forced
 SOURCES = (*DRAFTERS, GRAMMAR)  # all origins of draft tokens
-_LOOKUP = ("suffix", "cascade")  # their draft tokens were found by the lookup, or by another source
-LOOKUP_PLACES = ("text", "history", "table")  # where the suffix lookup looks, as its kernel counts
+_LOOKUP = ("suffix", "cascade")  # their draft tokens come from a lookup or from another source
+LOOKUP_PLACES = ("text", "history", "table")  # where the suffix lookup looks, in its kernel's order
 PLACES = (*LOOKUP_PLACES, *(name for name in SOURCES if name not in _LOOKUP))  # of accepted tokens
 
 SUGGESTION = -1  # the priority of text for a gap: somebody waits for it at a keyboard
-PRIORITY_SECONDS = 10.0  # of waiting that a step of priority is worth: so no request starves
+PRIORITY_SECONDS = 10.0  # of waiting per step of priority: so no request starves
 FIXED_K_DRAFT = 3  # draft tokens per step of a request that is not adaptive and names no number
 
 
-class PromptTooLong(ValueError):  # noqa: N818 - named as what it says
+class PromptTooLong(ValueError):  # noqa: N818 - the name says enough
     """The prompt leaves no room for an answer. Both lengths are in tokens."""
 
     def __init__(self, prompt_tokens: int, context: int, *, at_least: bool = False) -> None:
         super().__init__(
-            f"the prompt has {'at least ' * at_least}{prompt_tokens} tokens; the model takes "
-            f"{context} tokens, prompt and answer together: shorten the prompt to at most "
+            f"the prompt has {'at least ' * at_least}{prompt_tokens} tokens; the model's context "
+            f"is {context} tokens, prompt and answer together: shorten the prompt to at most "
             f"{context - 1}"
         )
         self.prompt_tokens = prompt_tokens
@@ -46,7 +46,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_new_tokens or predict_seconds reached, or a line below min_indent
     CANCELLED = "cancelled"  # the client left
     TIMEOUT = "timeout"  # the request's deadline passed
-    GRAMMAR = "grammar"  # its grammar was too complex to be followed further
+    GRAMMAR = "grammar"  # its grammar was too complex to follow further
     ERROR = "error"  # the engine failed
 
 
@@ -56,7 +56,7 @@ class StepKind(StrEnum):
     PREFILL = "prefill"  # prompts only
     DECODE = "decode"  # no prompt, no draft tokens
     VERIFY = "verify"  # no prompt, with draft tokens
-    MIXED = "mixed"  # prompts, and requests that decode
+    MIXED = "mixed"  # prompts and decoding requests
 
 
 class GrammarKind(StrEnum):
@@ -76,9 +76,9 @@ class ToolArguments:
     rule: str
     tool: str
     schema: str
-    strict: bool  # see `Grammar`; otherwise the arguments are free where the schema is no good
+    strict: bool  # see `Grammar`; otherwise a wrong schema allows any arguments
     path: str = ""  # JSON pointer of this part of the tool's schema
-    form: str = ""  # of a text that is not JSON: a terminal, in which `@text` is the text
+    form: str = ""  # for a text that is not JSON: a terminal, in which `@text` is the text
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Grammar:
     kind: GrammarKind
     text: str
     said: Grammar | None = None  # replaces `@said` in a Lark grammar's text
-    arguments: tuple[ToolArguments, ...] = ()  # rules that a Lark grammar's text leaves to them
+    arguments: tuple[ToolArguments, ...] = ()  # rules that a Lark grammar's text does not define
     strict: bool = False  # of a JSON schema: refuse keywords that cannot be enforced
 
     @property
@@ -107,13 +107,13 @@ class SamplingParams:
     top_p: float = 1.0
     seed: int | None = None
     grammar: Grammar | None = None  # the whole answer follows it; None: any text
-    min_p: float = 0.0  # least probability, as a share of the likeliest token's
-    presence_penalty: float = 0.0  # subtracted from tokens that the answer has
-    frequency_penalty: float = 0.0  # subtracted for each time that the answer has them
-    repetition_penalty: float = 1.0  # divides the logits of the tokens of prompt and answer
+    min_p: float = 0.0  # minimum probability, as a share of the likeliest token's
+    presence_penalty: float = 0.0  # subtracted from the logits of the answer's tokens
+    frequency_penalty: float = 0.0  # subtracted from them once per occurrence
+    repetition_penalty: float = 1.0  # divides the logits of the prompt's and answer's tokens
     logit_bias: tuple[tuple[int, float], ...] = ()  # added to tokens' logits
     bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of tokens that the answer must not have
-    allowed_tokens: tuple[int, ...] = ()  # the only ones that the answer may have; (): all
+    allowed_tokens: tuple[int, ...] = ()  # the only tokens that the answer may have; (): all
 
     @property
     def penalizes(self) -> bool:
@@ -122,7 +122,7 @@ class SamplingParams:
 
     @property
     def adjusts(self) -> bool:
-        """Whether tokens are chosen by other logits than the target's."""
+        """Whether tokens are chosen by changed logits instead of the target's."""
         return bool(self.penalizes or self.logit_bias or self.bad_words or self.allowed_tokens)
 
 
@@ -144,12 +144,12 @@ class RequestObserver(Protocol):
     trace_id: str
 
     def submitted(self, request: GenerationRequest) -> None:
-        """Take note of a request that the engine has got."""
+        """Note a request that was submitted to the engine."""
 
     def finished(
         self, request: GenerationRequest, reason: FinishReason, stats: GenerationStats | None
     ) -> None:
-        """Take note of its end; without statistics it never ran."""
+        """Note a request's end; without statistics, it never ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ class GenerationRequest:
     """One prompt to continue. Times are seconds of `time.monotonic()`.
 
     `request_id` is the engine's name for it; the part before the last slash is the client's name.
-    With `max_new_tokens` 0 the prompt is computed for the requests after it, and that is all.
+    With `max_new_tokens` 0 the prompt is only computed, for later requests.
     """
 
     request_id: str
@@ -165,34 +165,34 @@ class GenerationRequest:
     max_new_tokens: int
     sampling: SamplingParams = SamplingParams()
     drafter: str = "none"
-    k_draft: int = 0  # most draft tokens per step
-    adaptive: bool = False  # the controller may choose fewer draft tokens where that is faster
-    logprobs: int | None = None  # number of likeliest tokens to tell; None: no probabilities
-    drawn_logprobs: bool = False  # the probabilities after penalties and filters are wanted
-    logprob_tokens: tuple[int, ...] = ()  # to tell, with the chosen one, instead of the likeliest
+    k_draft: int = 0  # maximum draft tokens per step
+    adaptive: bool = False  # the controller may choose fewer draft tokens if that is faster
+    logprobs: int | None = None  # number of likeliest tokens to report; None: no probabilities
+    drawn_logprobs: bool = False  # report the probabilities after penalties and filters
+    logprob_tokens: tuple[int, ...] = ()  # to report, with the chosen one, instead of the likeliest
     prompt_logprobs: int | None = None  # the same as `logprobs` for the prompt's tokens
-    embed: bool = False  # the prompts' embeddings are wanted, and no answer
+    embed: bool = False  # return the prompts' embeddings instead of an answer
     more_prompts: tuple[tuple[int, ...], ...] = ()  # prompts to embed after the first one
     stop: tuple[str, ...] = ()  # after the reasoning
-    reasoning: ReasoningMarks | None = None  # None: the model does not think
-    include_stop: bool = False  # the stop string that ends the answer is a part of it
-    stop_token_ids: tuple[int, ...] = ()  # tokens that end the answer, too
-    min_tokens: int = 0  # tokens before the first end token, at least
+    reasoning: ReasoningMarks | None = None  # None: the model does not reason
+    include_stop: bool = False  # the stop string that ends the answer is part of it
+    stop_token_ids: tuple[int, ...] = ()  # further tokens that end the answer
+    min_tokens: int = 0  # minimum number of tokens before an end token
     ignore_eos: bool = False
-    client: str = ""  # name of the client's key: the queue's shares and the prefix cache go by it
+    client: str = ""  # name of the client's key, for the queue's shares and the prefix cache
     stream: bool = True  # the client reads each step's output, not only the last one's
     step_stats: bool = False  # each output has the statistics so far
     prompt_progress: bool = False  # there is an output for each computed part of the prompt
     arrival: float = 0.0
     deadline: float = float("inf")  # for the whole answer, the wait for a slot included
     priority: int = 0  # lower numbers go first: each step is worth `PRIORITY_SECONDS` of waiting
-    predict_seconds: float | None = None  # from the first token's pass on: the answer so far counts
-    min_indent: int | None = None  # a later line with fewer spaces and tabs ends the answer before
-    trace: RequestObserver | None = field(default=None, compare=False)  # None: nobody follows it
+    predict_seconds: float | None = None  # limit from the first token's pass on
+    min_indent: int | None = None  # the answer ends before a line with fewer spaces and tabs
+    trace: RequestObserver | None = field(default=None, compare=False)
 
     @property
     def prompts(self) -> tuple[tuple[int, ...], ...]:
-        """All prompts: one, or several where they are to be embedded."""
+        """All prompts: one, or several to embed."""
         return (self.prompt_tokens, *self.more_prompts)
 
     @property
@@ -202,12 +202,12 @@ class GenerationRequest:
 
     @property
     def tokens(self) -> int:
-        """Most tokens of KV cache that the request takes: a prompt and the longest answer."""
+        """Maximum tokens of KV cache that the request takes: a prompt and the longest answer."""
         return max(map(len, self.prompts)) + self.max_new_tokens
 
     @property
     def turn(self) -> float:
-        """Of requests that wait, the one with the earliest turn goes first."""
+        """When it is the request's turn: of waiting requests, the earliest goes first."""
         return self.arrival + PRIORITY_SECONDS * self.priority
 
     @property
@@ -221,10 +221,10 @@ TARGET = "target"  # the origin of a token that no drafter proposed
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """A token's probability by the target: a natural logarithm, before temperature and filters.
+    """A token's log-probability (natural) by the target, before temperature and filters.
 
-    `top` are the likeliest tokens in its position, likeliest first, or those that were asked for.
-    `rank` counts from 1, the likeliest; 0: not known, as of an answer's tokens.
+    `top` has the likeliest tokens at its position, likeliest first, or the requested ones. `rank`
+    counts from 1, the likeliest; 0: unknown, as for an answer's tokens.
     """
 
     chosen: float
@@ -235,9 +235,9 @@ class Logprob:
 class TokenOutput(NamedTuple):
     """One generated token and the text it completed.
 
-    `text` is empty while a UTF-8 character is incomplete; the token that completes it carries
-    the whole character. `origin` is `target`, the drafter's name for an accepted draft token, or
-    `grammar` where that left no choice.
+    `text` is empty while a UTF-8 character is incomplete; the token that completes it has the whole
+    character. `origin` is `target`, the drafter's name for an accepted draft token, or `grammar`
+    for a forced token.
     """
 
     token: int
@@ -255,7 +255,13 @@ class SourceStats:
     reached_per_position: list[int] = field(default_factory=list)  # those before were accepted
 
     def add(self, verified: int, accepted: int, count: int = 1) -> None:
-        """Count so many drafts, by the numbers of their verified and their accepted tokens."""
+        """Count drafts.
+
+        Args:
+            verified: number of each draft's verified tokens.
+            accepted: number of its accepted tokens.
+            count: number of such drafts.
+        """
         for counts, length in (
             (self.verified_per_position, verified),
             (self.accepted_per_position, accepted),
@@ -276,7 +282,7 @@ class SourceStats:
 
     @property
     def acceptance(self) -> list[float]:
-        """By position, the share that was accepted where those before it were."""
+        """By position, the accepted share of tokens whose predecessors were accepted."""
         pairs = zip(self.accepted_per_position, self.reached_per_position, strict=True)
         return [accepted / reached for accepted, reached in pairs if reached]
 
@@ -285,24 +291,24 @@ class SourceStats:
 class GenerationStats:
     """What one request cost. Seconds are wall time; steps are the target's forward passes.
 
-    The first token comes out of the prompt's own pass, so `generated_tokens - 1` tokens were
-    decoded, in `sequence_steps` steps. `sources` counts draft tokens by their origin: a step may
-    verify tokens of a drafter and of the grammar.
+    The first token comes from the prompt's pass, so `generated_tokens - 1` tokens were decoded, in
+    `sequence_steps` steps. `sources` counts draft tokens by their origin: a step may verify tokens
+    of a drafter and of the grammar.
     """
 
     prompt_tokens: int = 0
-    cached_prompt_tokens: int = 0  # of these, computed by an earlier request
+    cached_prompt_tokens: int = 0  # those that an earlier request computed
     generated_tokens: int = 0
     sequence_steps: int = 0  # passes in which this request decoded
     drafts: int = 0  # steps with at least one draft token
-    draft_misses: int = 0  # steps in which the drafter was asked and had nothing
+    draft_misses: int = 0  # steps in which the drafter was asked but proposed nothing
     sources: Mapping[str, SourceStats] = field(default_factory=dict)
     accepted_found_in: Mapping[str, int] = field(default_factory=dict)  # see `PLACES`
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0  # from leaving the queue to the first token
     decode_seconds: float = 0.0  # from the first token to the last
     estimated_speedup: float = 1.0  # over plain decoding, by the measured costs of the passes
-    preemptions: int = 0  # how often the request gave its KV blocks up and was computed again
+    preemptions: int = 0  # how often the request gave up its KV blocks and was computed again
 
     @property
     def draft_tokens(self) -> int:
@@ -333,12 +339,12 @@ class GenerationStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """1 + accepted tokens per draft; leaves out the steps without a draft; 0 without one."""
+        """1 + accepted tokens per draft, steps without a draft excluded; 0 without a draft."""
         return 1 + self.accepted_tokens / self.drafts if self.drafts else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Decoded tokens per second after the first; 0 where only one token was generated."""
+        """Tokens per second after the first; 0 if only one was generated."""
         if self.generated_tokens < 2 or self.decode_seconds <= 0:
             return 0.0
         return (self.generated_tokens - 1) / self.decode_seconds
@@ -346,9 +352,9 @@ class GenerationStats:
 
 @dataclass(slots=True)
 class Output:
-    """What one step brought one request. The last output has `finish` and, as some before, `stats`.
+    """One step's result for one request; the last one has `finish`, and, as some others, `stats`.
 
-    Nobody changes one; a frozen one would take four times as long to make.
+    Do not change one. It is not frozen because making it would take four times as long.
     """
 
     request_id: str
@@ -359,7 +365,7 @@ class Output:
     stop: str | None = None  # the stop string that ended it
     prompt: Sequence[Logprob | None] = ()  # of the prompt's tokens, with the first output
     embeddings: npt.NDArray[np.float32] | None = None  # [prompts, size], with the last output
-    prompt_computed: int = 0  # tokens of the prompt, where the client wants to see its progress
+    prompt_computed: int = 0  # tokens of the prompt so far, with `prompt_progress`
 
     @property
     def text(self) -> str:
@@ -368,8 +374,8 @@ class Output:
 
     @property
     def reported_tokens(self) -> int:
-        """Number of tokens in it: new ones, the prompt's, and the likely alternatives of each."""
-        last = self.prompt[-1] if self.prompt else None  # all tell as many, but the first
+        """Number of reported tokens: new ones, the prompt's, and the alternatives of each."""
+        last = self.prompt[-1] if self.prompt else None  # all but the first have as many
         reported = len(self.prompt) * (1 + len(last.top) if last else 1)
         likely = [len(piece.logprob.top) for piece in self.pieces if piece.logprob]
         return reported + len(self.pieces) + sum(likely)
@@ -380,16 +386,14 @@ class Draft:
     """Draft tokens of one request in one step, from the drafter to the metrics.
 
     Attributes:
-        tokens: [k].
-        probs: [k, V], the distribution that each token was drawn from; None where no token was
-            drawn (greedy, or looked up), or where the request has a seed: verification then
-            compares tokens.
+        tokens: [k], their numbers.
+        probs: [k, V], the distribution that each token was drawn from; None if no token was drawn
+            (greedy, or looked up), or if the request has a seed: verification then compares tokens.
         drafter: the name of their source; the engine fills it in.
         accept_probs: [k], the calibrated probability that each token is accepted, given that those
-            before it are. Once verified, of the judged tokens: no token after the first rejected
-            one was judged.
-        accepted: number of the tokens that became output.
-        adaptive: the controller chose the number of tokens.
+            before it are. After verification, only of the tokens up to the first rejected one.
+        accepted: number of tokens that became output.
+        adaptive: whether the controller chose the number of tokens.
         found_in: where a lookup found them, one of `PLACES`; empty: see `drafter`.
     """
 
@@ -403,11 +407,11 @@ class Draft:
 
     @property
     def expected(self) -> float:
-        """Number of its tokens that are accepted on average, by the drafter's own estimate."""
+        """Expected number of accepted tokens, by the drafter's estimate."""
         return float(sum(accumulate(self.accept_probs, mul)))
 
     def cut(self, count: int) -> Draft:
-        """Its first `count` tokens."""
+        """Return the draft's first `count` tokens."""
         return Draft(
             self.tokens[:count],
             self.probs,
@@ -417,7 +421,7 @@ class Draft:
         )
 
     def likely(self, count: int, min_reach: float) -> Draft:
-        """Its first tokens, at most `count`, that are reached with the probability `min_reach`."""
+        """Return its first tokens, at most `count`, that are reached with at least `min_reach`."""
         reached = accumulate(self.accept_probs[:count], mul)
         return self.cut(sum(1 for _ in takewhile(lambda reach: reach >= min_reach, reached)))
 
@@ -426,31 +430,31 @@ class Draft:
 class Step:
     """What one `Scheduler.step()` did: one forward pass of the target, or none.
 
-    `seconds` is the target's pass alone, `ended` when it ended; `draft_seconds` is the time that
-    drafting took.
+    `seconds` is the time of the target's pass alone, `draft_seconds` that of drafting; `ended` is
+    when the pass ended.
     """
 
     kind: StepKind | None = None  # None: nothing was computed
     seconds: float = 0.0
     decoding: int = 0  # requests that decoded in it, one sequence step each
     prompt_tokens: int = 0  # prompt tokens that it computed
-    budget_tokens: int = 0  # prompt tokens that it had room for; 0 where no prompt waited
-    cached_tokens: int = 0  # prompt tokens that needed no pass; told with the prompt's first pass
+    budget_tokens: int = 0  # prompt tokens that it had room for; 0 if no prompt waited
+    cached_tokens: int = 0  # prompt tokens that needed no pass; counted in the prompt's first pass
     emitted_tokens: int = 0  # generated tokens, requests' first ones included
     first_tokens: int = 0  # requests that got their first token
-    client_tokens: dict[str, int] = field(default_factory=dict)  # the generated ones, by client
+    client_tokens: dict[str, int] = field(default_factory=dict)  # generated tokens, by client
     intervals: dict[float, int] = field(default_factory=dict)  # seconds between tokens: tokens
-    drafts: list[Draft] = field(default_factory=list)  # the verified ones
+    drafts: list[Draft] = field(default_factory=list)  # verified drafts
     draft_seconds: float = 0.0
     missed_drafters: Sequence[str] = ()  # one per request without a proposal
-    declined_drafters: Sequence[str] = ()  # one where drafting did not pay
+    declined_drafters: Sequence[str] = ()  # one per request whose drafting did not pay
     failed_drafters: Sequence[str] = ()  # switched off by an error
-    preempted: int = 0  # requests that gave their KV blocks up
+    preempted: int = 0  # requests that gave up their KV blocks
     # After the pass:
     ended: float = 0.0
     outputs: list[Output] = field(default_factory=list)
     running: int = 0  # requests that hold a slot
-    snapshots: Mapping[str, int] = field(default_factory=dict)  # taken, used and dropped ones
+    snapshots: Mapping[str, int] = field(default_factory=dict)  # numbers taken, used and dropped
 
     @property
     def draft_tokens(self) -> int:

@@ -1,9 +1,9 @@
-"""OpenTelemetry traces: what each request waited for. Off unless the environment turns it on.
+"""OpenTelemetry traces, which show what each request waited for; off by default.
 
-With `OTEL_EXPORTER_OTLP_ENDPOINT`, each request that generates is a span. Below it are a span each
-for its time in the queue, for its prompt and for decoding, with the times that the engine measured.
-The SDK reads the other `OTEL_` variables. Spans have figures and names, never a word of a prompt or
-of an answer. Only this module knows OpenTelemetry, whose packages are the extra `otel`.
+With `OTEL_EXPORTER_OTLP_ENDPOINT`, each generating request is a span. Below it are spans for its
+time in the queue, its prompt and its decoding, with the times that the engine measured. The SDK
+reads the other `OTEL_` variables. Spans have figures and names, never a word of a prompt or answer.
+Only this module knows OpenTelemetry, whose packages are the extra `otel`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _SPOKEN = "http/protobuf"
-_FLUSH_SECONDS = 2.0  # that the last spans get at the end, whether a collector answers or not
+_FLUSH_SECONDS = 2.0  # for sending the last spans at the end, whether a collector answers or not
 _ENDED = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.CANCELLED)
 log = logging.getLogger(__name__)
 
@@ -38,8 +38,10 @@ class RequestTrace:
     """The spans of one HTTP request. Used on the event loop.
 
     Args:
-        span: of the request; it is recorded.
-        clock_offset: nanoseconds since 1970 at 0 of `time.monotonic()`.
+        tracer: starts the spans below the request's.
+        span: the request's span.
+        context: makes new spans children of the request's.
+        clock_offset: nanoseconds since 1970 when `time.monotonic()` was 0.
     """
 
     def __init__(self, tracer: Tracer, span: Span, context: Context, clock_offset: int) -> None:
@@ -49,18 +51,18 @@ class RequestTrace:
         self._finished: list[tuple[FinishReason, GenerationStats]] = []
         self._open = 1  # the HTTP request itself, and its requests in the engine
         self._ends = 0
-        self._attributes: dict[str, AttributeValue] = {}  # that the span gets at its end
+        self._attributes: dict[str, AttributeValue] = {}  # set when the span ends
         self.trace_id = f"{span.get_span_context().trace_id:032x}"
 
     def submitted(self, request: GenerationRequest) -> None:
-        """Wait for a request of the engine to end; each prompt and each choice is one."""
+        """Expect the end of a request of the engine: each prompt and each choice is one."""
         self._open += 1
         self._requests.append(request)
 
     def finished(
         self, request: GenerationRequest, reason: FinishReason, stats: GenerationStats | None
     ) -> None:
-        """Record a request's waits in the engine; without statistics, that it ended."""
+        """Record a request's times in the engine; without statistics, only its end."""
         self._finished.append((reason, stats or GenerationStats()))
         if stats is not None:
             self._record_parts(request, reason, stats)
@@ -112,13 +114,13 @@ class RequestTrace:
         self._attributes["error.type"] = error
 
     def _close(self) -> None:
-        """Send the span of the request once nothing can be added to it."""
+        """End the HTTP request's span once nothing can be added to it."""
         self._open -= 1
         if self._open:
             return
         reasons = [reason for reason, _ in self._finished]
         for reason in reasons:
-            if reason not in _ENDED:  # an answer that began with 200 may have failed
+            if reason not in _ENDED:  # an answer that began with 200 may fail later
                 self._fail(reason.value)
         if self._requests:
             stats = [stats for _, stats in self._finished]
@@ -140,9 +142,9 @@ def _input_tokens(stats: Sequence[GenerationStats]) -> dict[str, AttributeValue]
 
 
 def _request_attributes(requests: Sequence[GenerationRequest]) -> dict[str, AttributeValue]:
-    """The options of a request that change anything: an attribute takes time.
+    """Return the options that differ from their defaults, as each attribute takes time.
 
-    Stop strings are the client's own text and are left out.
+    Stop strings are left out: they are the client's text.
     """
     request, sampling = requests[0], requests[0].sampling
     if request.embed:
@@ -170,7 +172,7 @@ def _request_attributes(requests: Sequence[GenerationRequest]) -> dict[str, Attr
 class Tracing:
     """Starts the traces of requests, and sends their spans from a background thread.
 
-    Spans that the collector does not take in time are dropped: no request waits for it.
+    It drops spans that the collector does not accept in time: no request waits for them.
     """
 
     def __init__(self, provider: TracerProvider) -> None:
@@ -188,13 +190,13 @@ class Tracing:
         """Begin the trace of a request, or continue the client's (`traceparent`).
 
         Args:
-            headers: of the request.
-            arrival: by `time.monotonic()`.
-            attributes: of the request's span, with `gen_ai.operation.name` and
+            headers: the request's headers.
+            arrival: when it arrived, by `time.monotonic()`.
+            attributes: attributes of its span, including `gen_ai.operation.name` and
                 `gen_ai.request.model`.
 
         Returns:
-            None: this request is not sampled.
+            The trace; None if this request is not sampled.
         """
         offset = time.time_ns() - round(time.monotonic() * 1e9)
         span = self._tracer.start_span(
@@ -209,14 +211,14 @@ class Tracing:
         return RequestTrace(self._tracer, span, self._within(span), offset)
 
     def shut_down(self) -> None:
-        """Send the rest, for a moment; a collector that does not answer delays nobody."""
+        """Send the last spans, within a moment even if the collector does not answer."""
         thread = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
         thread.start()
         thread.join(_FLUSH_SECONDS)
 
 
 def tracing_from_env(environ: Mapping[str, str]) -> Tracing | None:
-    """Set tracing up as the `OTEL_` variables ask for it.
+    """Set up tracing as the `OTEL_` variables say; return None if it is off.
 
     A problem is logged and leaves tracing off: such variables are often set for a whole machine,
     and a service without traces is better than none.
@@ -228,7 +230,7 @@ def tracing_from_env(environ: Mapping[str, str]) -> Tracing | None:
     protocol = next((environ[name] for name in _PROTOCOLS if environ.get(name)), _SPOKEN)
     if protocol != _SPOKEN:
         log.warning(
-            "no traces: they are sent as %s alone, not as %s. Set %s=%s and the collector's port "
+            "no traces: they can be sent only as %s, not as %s. Set %s=%s and the collector's port "
             "for it, usually 4318",
             *(_SPOKEN, protocol, _PROTOCOLS[1], _SPOKEN),
         )
@@ -241,7 +243,7 @@ def tracing_from_env(environ: Mapping[str, str]) -> Tracing | None:
             "in a clone, `pip install -e '.[otel]'` adds it"
         )
         return None
-    except Exception as error:  # of a value that the SDK cannot use
+    except Exception as error:  # for a value that the SDK cannot use
         log.warning("no traces: OpenTelemetry cannot start: %s", error)
         return None
     log.info("traces are sent", extra={"fields": {"to": urlsplit(endpoint).hostname}})
@@ -249,7 +251,7 @@ def tracing_from_env(environ: Mapping[str, str]) -> Tracing | None:
 
 
 def _provider() -> TracerProvider:
-    """The SDK as its own variables set it up."""
+    """Set up the SDK as its variables say."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource  # noqa: PLC0415
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
@@ -258,7 +260,7 @@ def _provider() -> TracerProvider:
     _quieten()
     for name in [name for name, value in os.environ.items() if name.startswith("OTEL_")]:
         if not os.environ[name]:
-            del os.environ[name]  # means unset, but not to the whole SDK; Compose passes such on
+            del os.environ[name]  # Compose passes empty ones, which parts of the SDK misread
     own: dict[str, AttributeValue] = {
         "service.name": "specops",
         "service.version": version("specops"),
@@ -270,7 +272,7 @@ def _provider() -> TracerProvider:
 
 
 def _quieten() -> None:
-    """Have each of the SDK's warnings in the log once a minute, not at every failed attempt."""
+    """Log each of the SDK's warnings once a minute, not at every failed attempt."""
     sparse = SparseWarnings()
     for name in tuple(logging.Logger.manager.loggerDict):
         if name.startswith("opentelemetry."):

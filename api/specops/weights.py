@@ -1,12 +1,12 @@
-"""Reads the names of weights, as settings, presets and the converter write them."""
+"""Reads the names of weight formats that settings, presets and the converter use."""
 
 import re
 from typing import NamedTuple, Self
 
 BLOCKS = (16, 32, 64, 128, 256)
 DEFAULT_BLOCK = 128
-MIXED = "-mixed"  # in the name of 4-bit weights whose most sensitive ones have 8 bits
-DATA_FREE = "-rtn"  # ends the name of 4-bit weights that are rounded to the nearest
+MIXED = "-mixed"  # in the name of 4-bit formats that leave the most sensitive weights in 8 bits
+DATA_FREE = "-rtn"  # at the end of the name of 4-bit formats rounded to the nearest
 _NAME = re.compile(rf"int([48])(?:-({'|'.join(map(str, BLOCKS))}))?({MIXED})?({DATA_FREE})?")
 
 
@@ -14,10 +14,10 @@ class WeightsName(NamedTuple):
     """The parts of a name: `fp32`, `int8`, `int4`, with a block as in `int8-32`, `int4-128-mixed`.
 
     Attributes:
-        bits: of a weight: 32, 8 or 4.
-        block: number of weights with one scale; without meaning for 32 bits.
-        mixed: of the layers' 4-bit weights the most sensitive have 8 bits.
-        data_free: weights are rounded each to the nearest, without calibration.
+        bits: bits of a weight: 32, 8 or 4.
+        block: number of weights that share a scale; meaningless for 32 bits.
+        mixed: whether the layers' most sensitive weights have 8 bits instead of 4.
+        data_free: whether each weight is rounded to the nearest, without calibration.
     """
 
     bits: int
@@ -27,7 +27,7 @@ class WeightsName(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Return the parts of a name; None if no weights have this name."""
+        """Return the parts of a name; None if no format has this name."""
         if text == "fp32":
             return cls(32)
         match = _NAME.fullmatch(text)

@@ -20,17 +20,16 @@ INTRODUCTION = """\
 # Metrics
 
 Written by `make generate` from the service's registry. Everything is at `GET /metrics`
-([who can read it](../SECURITY.md#in-front-of-it)). Each series with known labels is there from the
-start: a counter with 0, a gauge that was not measured yet with NaN. [Dashboards](dashboards.md)
-show most of them.
+([who can read it](../SECURITY.md#in-front-of-it)). Each series with known labels exists from the
+start: a counter with 0, an unmeasured gauge with NaN. [Dashboards](dashboards.md) show most of
+them.
 
-To a client that asks for OpenMetrics, as Prometheus does, latency and time to first token carry
+If a client accepts OpenMetrics, as Prometheus does, latency and time to first token carry
 exemplars: for each bucket the latest request's id, as in `X-Request-ID` and in the log.
 
 `_total` ends the name of a counter, `_bucket` of a histogram (with `_sum` and `_count`); the others
-are gauges. Two names stay for good: `specops_latency_seconds` and
-`specops_avg_jump`. The Python client adds its `process_*`. Where the table does not say which
-values a label has:
+are gauges. Two names never change: `specops_latency_seconds` and `specops_avg_jump`. The Python
+client adds its `process_*`. Where the table does not list a label's values, they are:
 
 """
 RECORDED = """

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from specops.cli import main
-from specops.cli.chat import Chat
+from specops.cli.chat import Chat, line_reader
 from specops.cli.terminal import Terminal
 from specops.config import Settings
 from specops.engine.engine import Engine
@@ -102,7 +102,7 @@ def test_a_conversation_is_saved_as_the_api_takes_it(
     assert messages[1]["content"] == "one"
     sent = capsys.readouterr().err
     assert f"saved: {file}" in sent
-    assert "takes a file's name" in sent
+    assert "needs a file's name" in sent
     assert "Is a directory" in sent
 
 
@@ -112,6 +112,12 @@ def test_a_prompt_that_is_too_long_ends_nothing(
     talk(engine, "word " * 500, "one")
     assert "/new starts a new conversation" in capsys.readouterr().err
     assert prompts[1] == "<system>Be brief.\n<user>one\n<assistant>"
+
+
+def test_lines_are_read_without_the_shells_editing_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setitem(sys.modules, "readline", None)  # some systems lack it
+    assert line_reader() is input
 
 
 class _Interrupting(Terminal):

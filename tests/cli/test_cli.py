@@ -129,7 +129,10 @@ def test_generate_reads_the_prompt_from_standard_input(
     assert capsys.readouterr().out == "".join(piece.text for piece in pieces) + "\n"
 
 
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+    "{% if 'poem' in messages[-1].content %}{{ raise_exception('no poems') }}{% endif %}"
+)
 
 
 def test_generate_asks_a_chat_model_and_continues_a_text(
@@ -148,6 +151,8 @@ def test_generate_asks_a_chat_model_and_continues_a_text(
         assert main(["generate", *arguments, *GENERATE[2:]]) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1] != texts[2]
+    assert main(["generate", "A poem!"]) == 1
+    assert re.fullmatch("specops: .*refuses this: no poems\n", capsys.readouterr().err)
 
 
 @pytest.mark.usefixtures("environment")

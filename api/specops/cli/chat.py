@@ -8,7 +8,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
@@ -24,8 +24,12 @@ from specops.text.tools.reader import AnswerReader
 _HELP = """\
 /system TEXT  set the system message; without a text: the chat template's own
 /new          start a new conversation
-/save FILE    write the conversation as JSON, as the API takes it
-/quit         end, as Ctrl + D does"""
+/save FILE    write the conversation as JSON, in the API's form
+/quit         end the conversation, like Ctrl + D"""
+
+
+REFUSALS = (*PROMPT_ERRORS, ChatTemplateError, ProgramProcessError)
+"""Errors about a prompt; the message says what is wrong with it."""
 
 
 @dataclass(eq=False)
@@ -36,7 +40,7 @@ class Chat:
         engine: the engine of a chat model.
         request: the options of the answers; its prompt is replaced.
         terminal: shows the answers.
-        system: the system message; None: the template may say its own.
+        system: the system message; None: the chat template's, if it has one.
         turns: the conversation so far.
     """
 
@@ -79,7 +83,7 @@ class Chat:
 
     def _save(self, name: str) -> None:
         if not name:
-            self.terminal.note("/save takes a file's name")
+            self.terminal.note("/save needs a file's name")
             return
         try:
             Path(name).write_text(
@@ -103,7 +107,7 @@ class Chat:
                     text += last.text
                     if interrupted.is_set():
                         break
-        except (*PROMPT_ERRORS, ChatTemplateError, ProgramProcessError) as error:
+        except REFUSALS as error:
             self.turns.pop()
             self.terminal.note(f"{error}; /new starts a new conversation")
             return
@@ -129,7 +133,7 @@ class Chat:
 
 @contextmanager
 def _interruptible() -> Iterator[Event]:
-    """Set an event on Ctrl + C, which otherwise could stop the engine within a step."""
+    """Turn Ctrl + C into an event: an exception could stop the engine within a step."""
     interrupted = Event()
     before = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
     try:
@@ -140,8 +144,8 @@ def _interruptible() -> Iterator[Event]:
 
 def line_reader() -> Callable[[str], str]:
     """Return a reader of lines: with a shell's editing keys, or from a file without a prompt."""
-    if sys.stdin.isatty():
-        import readline  # noqa: F401, PLC0415 - `input` uses it; some systems lack it
-
-        return input
-    return lambda _: input()
+    if not sys.stdin.isatty():
+        return lambda _: input()
+    with suppress(ImportError):  # some systems lack it
+        import readline  # noqa: F401, PLC0415 - gives `input` the keys
+    return input

@@ -1,8 +1,8 @@
 """The `specops` command: serve, generate, chat, export, info, bench, draft.
 
-A flag is a setting under another name: `--slots 4` is `SPECOPS_SLOTS=4`, and the same code checks
-it. Each command imports what it needs when it runs, so that `--help` answers at once and an export
-does not load the engine.
+A flag is a setting by another name: `--slots 4` is `SPECOPS_SLOTS=4`, and the same code checks it.
+Each command imports what it needs when it runs, so that `--help` answers at once and an export does
+not load the engine.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `specops generate ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except OSError as error:  # a full disk, a folder that cannot be written
+    except OSError as error:  # a full disk, a read-only folder
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else error)
 
 
@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         "prompt",
         help="question for a chat model, or text to continue; - reads it from standard input",
     )
-    generate.add_argument("--raw", action="store_true", help="continue the text as it is")
+    generate.add_argument("--raw", action="store_true", help="continue the text unchanged")
     add_generation(generate, most=50)
     add_settings(generate, "drafter", *_MODEL_FLAGS)
     generate.set_defaults(command=_generate)
@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     export = commands.add_parser("export", help="convert a checkpoint for the engine")
     export.add_argument("source", help="folder with config.json and safetensors, or a GGUF")
     export.add_argument("destination", help="folder to write")
-    export.add_argument("--quant", help="default: int4-128, and for a GGUF its own weights")
+    export.add_argument("--quant", help="default: int4-128; for a GGUF, its weights unchanged")
     export.set_defaults(command=_export)
 
     info = commands.add_parser("info", help="show the model, its size and this machine's limits")
@@ -105,13 +105,13 @@ def _parser() -> argparse.ArgumentParser:
 
     bench = commands.add_parser("bench", help="measure the model on this machine")
     benches = bench.add_subparsers(required=True, metavar="WHAT")
-    load = benches.add_parser("load", help="time and memory that loading takes")
+    load = benches.add_parser("load", help="time and memory of loading")
     load.add_argument("--runs", type=int, default=3, metavar="N", help="default: %(default)s")
     load.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_settings(load, "slots", "kv_tokens", *(flag for flag in _MODEL_FLAGS if flag != "draft"))
     load.set_defaults(command=_bench_load)
 
-    draft = commands.add_parser("draft", help="make what draft tokens come from")
+    draft = commands.add_parser("draft", help="make a source of draft tokens")
     actions = draft.add_subparsers(required=True, metavar="WHAT")
     make = actions.add_parser(
         "make", help="make a table of n-grams from texts that the model writes"
@@ -151,20 +151,22 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _generate(options: argparse.Namespace) -> int:
-    from specops.engine.engine import PROMPT_ERRORS  # noqa: PLC0415
+    from specops.cli.chat import REFUSALS  # noqa: PLC0415
     from specops.text.chat_template import question, with_system  # noqa: PLC0415
 
     engine, drawn = _for_one(options)
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
-    chat = engine.info.chat and not options.raw
-    text = engine.render_chat(with_system(question(prompt), engine.info.system)) if chat else prompt
     terminal = Terminal(plain=options.no_color)
     last: Output | None = None
     try:
-        tokens = engine.encode_chat(text) if chat else engine.encode(text)
+        if engine.info.chat and not options.raw:
+            messages = with_system(question(prompt), engine.info.system)
+            tokens = engine.encode_chat(engine.render_chat(messages))
+        else:
+            tokens = engine.encode(prompt)
         for last in engine.generate(replace(drawn, prompt_tokens=tokens)):
             terminal.show(last)
-    except PROMPT_ERRORS as error:
+    except REFUSALS as error:
         return _fail(error)
     print()
     if last is None or last.stats is None or last.error is not None:

@@ -1,4 +1,4 @@
-"""Flags of the commands: settings under another name, and the options of an answer."""
+"""Flags that several commands share: settings by other names, and the options of an answer."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def variables_of(options: argparse.Namespace, **fixed: str) -> dict[str, str]:
 
 
 def add_generation(parser: argparse.ArgumentParser, *, most: int) -> None:
-    """Add the flags of an answer; `most` is the default number of its tokens."""
+    """Add the flags of an answer; `most` is the default maximum of its tokens."""
     parser.add_argument(
-        "--system", help="system message for a chat model, as in SPECOPS_SYSTEM; default: its own"
+        "--system", help="system message, as in SPECOPS_SYSTEM; default: the chat model's"
     )
     parser.add_argument("--max-new-tokens", type=int, default=most, metavar="N")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default)")
@@ -63,7 +63,7 @@ def add_generation(parser: argparse.ArgumentParser, *, most: int) -> None:
 
 
 def check_generation(options: argparse.Namespace, settings: Settings) -> None:
-    """Compare the flags of an answer with their limits, before anything is loaded.
+    """Check the flags of an answer before anything is loaded.
 
     Raises:
         ConfigError: a flag has a wrong value.

@@ -1,7 +1,7 @@
 """Shows the text of `generate` and `chat` as it is generated, and figures after it.
 
-What a model says may contain a terminal's control sequences, which could rewrite the screen or read
-the clipboard: a terminal gets them spelt out. A file or a pipe gets the text as it is.
+A model's text may contain control sequences, which could rewrite the screen or read the clipboard:
+a terminal gets them spelt out. A file or a pipe gets the text unchanged.
 """
 
 import os
@@ -13,7 +13,7 @@ from specops.request import GenerationStats, Output
 # Colours of accepted draft tokens, by their origin. Tokens of the target get no colour.
 _COLOURS = {"draft": "\x1b[32m", "head": "\x1b[33m", "suffix": "\x1b[36m", "grammar": "\x1b[35m"}
 _DIM, _RESET = "\x1b[2m", "\x1b[0m"
-# Control characters of ASCII and of Latin-1 but tab and line feed, spelt like `\x1b`.
+# Control characters of ASCII and Latin-1, except tab and line feed, spelt like `\x1b`.
 _SPELT_OUT = {
     code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"
 }

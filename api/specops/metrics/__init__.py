@@ -1,1 +1,1 @@
-"""The service's figures for Prometheus. These modules alone know its library."""
+"""The service's metrics. Only these modules know Prometheus' library."""

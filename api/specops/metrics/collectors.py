@@ -1,4 +1,4 @@
-"""Figures that are read when Prometheus asks: memory, processor, page faults, disk, pass costs."""
+"""Reads figures at each scrape: memory, CPU, page faults, disk, pass costs."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
@@ -28,11 +28,11 @@ _DISK = "Size and free space of the volume that holds the models."
 
 
 class MachineCollector(Collector):
-    """Reads the figures of the machine, the process and the cost model, each by itself.
+    """Reads the figures of the machine, the process and the cost model, each independently.
 
     Args:
         volume: a folder on the volume that holds the models.
-        failures: counts the figures that cannot be read; they are missing from the page.
+        failures: counts the figures that cannot be read; the page leaves them out.
 
     Attributes:
         pass_costs: returns the pass costs.
@@ -64,7 +64,7 @@ class MachineCollector(Collector):
             f"{NAMESPACE}_pass_cost_seconds",
             "Cost of a forward pass by the cost model. `tokens`: a pass of `size` tokens with "
             "nothing before them; `draft_tokens`: the same for the draft model or an EAGLE-3 head; "
-            "`attention`: for 1,000,000 pairs of a token and a position that it attends to.",
+            "`attention`: 1,000,000 pairs of a token and a position that it attends to.",
             labels=["kind", "size"],
         )
         for kind, size, seconds in self.pass_costs():
@@ -77,14 +77,14 @@ def _memory() -> Mapping[str, float]:
     return {kind: getattr(memory, kind) for kind in ("anon", "file", "swap", "limit", "swap_limit")}
 
 
-# Meaning, and its reader: a value, or one for each `kind`.
+# Meaning and reader, which returns one value, or one per `kind`.
 _GAUGES: dict[str, _Figure] = {
     "memory_bytes": (
-        "Memory held and allowed: of the cgroup if one limits the process, else of process and "
-        "machine. `file` is page cache that the kernel can drop.",
+        "Memory in use and its limits: the cgroup's if one limits the process, otherwise the "
+        "process's and the machine's. `file` is page cache, which the kernel can drop.",
         _memory,
     ),
-    "cpus": ("Processors that the service may use, by affinity and quota.", available_cpus),
+    "cpus": ("CPUs that the service may use, by affinity and quota.", available_cpus),
 }
 _COUNTERS: dict[str, _Figure] = {
     "memory_pressure_seconds": (
@@ -92,7 +92,7 @@ _COUNTERS: dict[str, _Figure] = {
         lambda: asdict(read_pressure() or Pressure(0.0, 0.0)),
     ),
     "cpu_periods": (
-        "Accounting periods of the processor quota; 0 without one.",
+        "Accounting periods of the CPU quota; 0 without one.",
         lambda: resources.read_throttling().periods,
     ),
     "cpu_throttled_periods": (
@@ -108,8 +108,8 @@ _COUNTERS: dict[str, _Figure] = {
         resources.read_oom_kills,
     ),
     "template_processes_ended": (
-        "Processes for chat templates that ended: `limit`, by a rendering that took too much time "
-        "or memory; `crash`, by anything else.",
+        "Processes for chat templates that ended. `limit`: a rendering took too much time or "
+        "memory; `crash`: any other cause.",
         lambda: template_process.SHARED.ended,
     ),
     "page_faults": (
@@ -120,7 +120,7 @@ _COUNTERS: dict[str, _Figure] = {
 
 
 def _filled(family: _Family, name: str, text: str, values: _Values) -> Metric:
-    """Make a metric of one value, or of a value for each kind."""
+    """Make a metric of one value, or of one value per kind."""
     kinds = isinstance(values, Mapping)
     metric = family(f"{NAMESPACE}_{name}", text, labels=["kind"] if kinds else [])
     for kind, value in values.items() if isinstance(values, Mapping) else ((None, values),):

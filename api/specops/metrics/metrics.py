@@ -1,8 +1,8 @@
-"""Turns events of the service into Prometheus' figures: one method for each kind of event.
+"""Counts the service's events in Prometheus' series: one method for each kind of event.
 
-`series` has the names and meanings of the series; `collectors` reads the figures of the machine.
-There are counters and histograms in base units. Rates and ratios are left to PromQL, except for
-gauges over the last minute, for readers of `/metrics` without a Prometheus.
+`series` has the names and meanings of the series; `collectors` reads the machine's figures.
+Counters and histograms have base units. PromQL computes rates and ratios, except for gauges over
+the last minute, for those who read `/metrics` without Prometheus.
 """
 
 import math
@@ -29,7 +29,7 @@ from specops.request import (
 )
 from specops.system.failures import Failures
 
-# A `_created` series for each counter would double the page; no dashboard here reads them.
+# A `_created` series for each counter would double the page; our dashboards do not read them.
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 _WINDOW_SECONDS = 60
 
@@ -37,7 +37,7 @@ _WINDOW_SECONDS = 60
 class Metrics(Series):
     """All series of one service, in a private registry, with a method for each event.
 
-    A label value that `series` does not list is a KeyError, so their number is bounded.
+    A label value that `series` does not list raises KeyError, so their number is bounded.
 
     Args:
         registry: registry of the series; a new one by default.
@@ -68,15 +68,15 @@ class Metrics(Series):
         self.set_state(STATES[0])
 
     def expose(self, accept: str = "") -> tuple[bytes, str]:
-        """Return the page and its content type, in the format that the `Accept` header asks for."""
+        """Return the page and its content type, in the format of the `Accept` header."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 
     def read(self, names: Iterable[str]) -> dict[str, float]:
         """Return the current values of the named series.
 
-        Only these series are read. A key is the name without the namespace, with the values of the
-        labels after it: `draft_tokens/suffix`. NaN: nothing was measured.
+        Only these series are read. A key is the name without the namespace, followed by its label
+        values: `draft_tokens/suffix`. NaN: nothing was measured.
         """
         families = self.registry.restricted_registry(names).collect()
         return {
@@ -88,7 +88,7 @@ class Metrics(Series):
         }
 
     def _read_when_asked(self, gauge: Gauge, read: Callable[[], float]) -> None:
-        """Have a gauge read when Prometheus asks; it is NaN if that fails."""
+        """Let each scrape read a gauge; NaN if that fails."""
 
         def value() -> float:
             with self.failures.report_errors("scrape"):
@@ -166,11 +166,11 @@ class Metrics(Series):
             accepted.inc()
 
     def watch_waiting(self, waiting: Callable[[], float]) -> None:
-        """Report the current number of waiting requests whenever Prometheus asks."""
+        """Show the number of waiting requests, read at each scrape."""
         self._read_when_asked(self.requests_waiting, waiting)
 
     def watch_cache(self, cache: Any) -> None:
-        """Show how full the KV cache of the target is (`KvCache`) whenever Prometheus asks."""
+        """Show how full the target's KV cache (`KvCache`) is, read at each scrape."""
         read, kept = self._read_when_asked, cache.recurrent
         read(self.kv_tokens, lambda: cache.tokens)
         read(self.kv_kept_tokens, lambda: cache.cached_tokens)
@@ -184,16 +184,16 @@ class Metrics(Series):
     def watch_controller(
         self, speedup: Callable[[], float], costs: Callable[[], PassCosts]
     ) -> None:
-        """Show estimates of the engine, read whenever Prometheus asks.
+        """Show the engine's estimates, read at each scrape.
 
-        The speedup of the latest steps may be more than the tokens per pass of the last minute,
-        which draft tokens would bring if they were free; no more than these is shown.
+        Tokens per pass of the last minute, which would be the speedup if draft tokens were free,
+        limit the speedup that is shown: the latest steps may differ.
 
         Args:
-            speedup: returns the estimated speedup over plain decoding by the latest steps.
+            speedup: returns the latest steps' estimated speedup over plain decoding.
             costs: returns kind, size and seconds of each pass cost.
         """
-        jump = self._last_minute.tokens_per_pass  # NaN, the first of two, stays
+        jump = self._last_minute.tokens_per_pass  # if it is NaN, so is `min` below
         self._read_when_asked(self.estimated_speedup, lambda: min(jump(), speedup()))
         self._machine.pass_costs = costs
 
@@ -215,7 +215,13 @@ class Metrics(Series):
         """Count a request that ended.
 
         The latest request in each bucket of latency and time to first token is that bucket's
-        exemplar. It is named by its trace, or without one by the id in the answer and the log.
+        exemplar, named by its trace's id, or without one by the id in the answer and the log.
+
+        Args:
+            request: the request.
+            reason: why it ended.
+            stats: its statistics; None: it never ran.
+            latency_seconds: from its arrival to its end.
         """
         trace = request.trace
         exemplar = {"trace_id": trace.trace_id} if trace else {"request_id": request.client_id}
@@ -255,18 +261,18 @@ class Metrics(Series):
         self.connections_closed[reason].inc()
 
     def observe_http(self, endpoint: str, status: int) -> None:
-        """Count an answered HTTP request; a value of `endpoint` for each route, not each path."""
+        """Count an answered HTTP request; `endpoint` names a route, not a path."""
         self.http_requests.labels(endpoint, status).inc()
 
     def observe_load_test(self, shape: str) -> None:
-        """Count a request of a load test; all unknown shapes count as one."""
+        """Count a request of a load test; all unknown shapes count as one shape."""
         shapes = self.load_test_requests
         shapes.get(shape, shapes[LOAD_SHAPES[-1]]).inc()
 
     # -- state of the service ------------------------------------------------------------------
 
     def set_endpoint(self, endpoint: str, statuses: Iterable[int]) -> None:
-        """Have series for the answers of an endpoint before it gives any."""
+        """Make the series of an endpoint's statuses before its first answer."""
         for status in statuses:
             self.http_requests.labels(endpoint, status)
 
@@ -279,7 +285,13 @@ class Metrics(Series):
             self.model_ready_timestamp_seconds.set_to_current_time()
 
     def set_download(self, model: str, done: int, total: int) -> None:
-        """Show the progress of a download in bytes; `model` is one of `series.MODELS`."""
+        """Show a download's progress.
+
+        Args:
+            model: one of `series.MODELS`.
+            done: downloaded bytes.
+            total: size of the files in bytes.
+        """
         self.download_bytes[model].set(done)
         self.download_total_bytes[model].set(total)
 
@@ -290,7 +302,14 @@ class Metrics(Series):
         kv_tokens: int,
         state_bytes: Mapping[str, int],
     ) -> None:
-        """Show the model that is served, its slots, and the sizes of its KV cache and states."""
+        """Show the served model.
+
+        Args:
+            labels: of `specops_model_info`.
+            slots: maximum number of running requests.
+            kv_tokens: capacity of its KV cache.
+            state_bytes: bytes of recurrent states, by kind.
+        """
         self.model.info(dict(labels))
         self.slots.set(slots)
         self.kv_capacity_tokens.set(kv_tokens)
@@ -315,7 +334,7 @@ class _LastMinute:
         self._buckets: deque[list[int]] = deque()  # [second, tokens, steps, draft tokens]
 
     def add(self, tokens: int, steps: int, draft_tokens: int) -> None:
-        """Count a pass: decoded tokens, requests that decoded, verified draft tokens."""
+        """Count a pass: decoded tokens, decoding requests, verified draft tokens."""
         second = int(self._clock())
         with self._lock:
             if not self._buckets or self._buckets[-1][0] != second:

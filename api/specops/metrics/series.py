@@ -1,7 +1,7 @@
-"""The Prometheus series of the service: names, meanings, labels, buckets. `metrics` sets them.
+"""Declares the service's Prometheus series: names, meanings, labels, buckets. `metrics` sets them.
 
-Every series with known values of its labels exists from the start with 0, so no panel lacks data
-before the first request. A series has the name of its attribute of `Series`.
+Every series whose label values are known exists from the start with 0, so no panel lacks data
+before the first request. A series is named after its attribute of `Series`.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ REJECTIONS = (
     *("not_ready", "prompt_too_long", "invalid", "too_large", "large_bodies", "unauthorized"),
     "unknown_host",
 )
-# Whose callback failed: a connection's, the server's tick, a metric's, the engine's reports, or
-# another one of the event loop.
+# Origins of callbacks: a connection, the server's tick, a metric, the engine's reports, any other
+# of the event loop, a trace.
 CALLBACKS = ("connection", "tick", "scrape", "engine", "loop", "trace")
 CLOSINGS = ("slow_headers", "slow_body", "unread", "idle", "malformed", "full")
 POSITIONS = range(0)  # a placeholder for as many positions as a draft has
 EVERYONE = "everyone"  # the only client of a service without keys
-OTHER = "other"  # the endpoint of a path that the service does not have
+OTHER = "other"  # stands for all paths without an endpoint
 LOAD_SHAPES = ("users", "arrivals", "trace", "smoke", "ramp", "spike", "soak", "other")
 STATES = ("starting", "downloading", "converting", "loading", "ready", "draining", "failed")
 
 # Buckets for a CPU: a step takes milliseconds on the demo pair and a second on Phi-3 without AVX;
-# a request takes up to minutes. A quantile may be wrong by the width of its bucket, half its value.
+# a request takes up to minutes. A quantile may be off by its bucket's width, half its value.
 _STEP_BUCKETS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075),
     *(0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
@@ -52,11 +52,11 @@ _REQUEST_BUCKETS = (
     *(0.025, 0.05, 0.1, 0.15, 0.25, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0),
     *(11.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0),
 )
-# Somebody who types on after half a second no longer looks.
+# After half a second people have typed on.
 _SUGGESTION_BUCKETS = (
     *(0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0),
 )
-# Powers of two, from one token to the longest context that models have.
+# Powers of two, from one token to the longest context of a model.
 _TOKEN_BUCKETS = tuple(float(1 << power) for power in range(18))
 _LENGTH_BUCKETS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
 
@@ -65,13 +65,13 @@ _T = TypeVar("_T")
 
 
 class _Declared(Generic[_T]):
-    """A metric that every registry gets one of; `Series` has it, or its series by their labels.
+    """Declares a metric of `Series`; an instance has the metric, or its series by label values.
 
     Args:
-        kind: its class.
+        kind: the metric's class.
         text: its meaning.
-        labels: values of its labels by their names; none where they are not known yet.
-        options: more arguments of the class.
+        labels: its label values, by the labels' names; empty if not known yet.
+        options: further arguments of the class.
     """
 
     def __init__(
@@ -83,7 +83,13 @@ class _Declared(Generic[_T]):
         raise AttributeError("the registry is missing")  # an instance has its own attributes
 
     def made(self, name: str, registry: CollectorRegistry, max_k_draft: int) -> Any:
-        """Make the metric in a registry."""
+        """Make the metric in a registry.
+
+        Args:
+            name: the metric's name.
+            registry: the registry.
+            max_k_draft: number of values of `POSITIONS`.
+        """
         options = {"namespace": NAMESPACE, "registry": registry, **self._options}
         metric = self._kind(name, self._text, [*self._labels], **options)
         values, *others = self._labels.values() or [()]
@@ -94,12 +100,12 @@ class _Declared(Generic[_T]):
 
 
 def counter(text: str, *labels: str) -> _Declared[Count]:
-    """Declare a counter. The values of its labels are not known yet."""
+    """Declare a counter whose label values are not known yet."""
     return _Declared(Count, text, dict.fromkeys(labels, ()))
 
 
 def counters(text: str, **label: Iterable[str]) -> _Declared[dict[str, Count]]:
-    """Declare a counter as its series by the values of a label."""
+    """Declare a counter, available as its series by label value."""
     return _Declared(Count, text, label)
 
 
@@ -109,12 +115,12 @@ def gauge(text: str) -> _Declared[Gauge]:
 
 
 def gauges(text: str, **label: Iterable[str]) -> _Declared[dict[str, Gauge]]:
-    """Declare a gauge as its series by the values of a label."""
+    """Declare a gauge, available as its series by label value."""
     return _Declared(Gauge, text, label)
 
 
 class Count(Counter):
-    """A counter to which one thread adds: without a lock that takes a fifth of the time."""
+    """A counter that a single thread adds to: without a lock, in a fifth of the time."""
 
     def _metric_init(self) -> None:
         super()._metric_init()
@@ -131,7 +137,7 @@ class Count(Counter):
 
 
 class Distribution(Histogram):
-    """A histogram that takes several equal values at once."""
+    """A histogram that counts several equal values at once."""
 
     def observe_equal(self, value: float, count: int) -> None:
         """Count a value several times."""
@@ -147,12 +153,12 @@ def histogram(text: str, buckets: tuple[float, ...]) -> _Declared[Distribution]:
 def histograms(
     text: str, buckets: tuple[float, ...], **label: Iterable[str]
 ) -> _Declared[dict[str, Histogram]]:
-    """Declare a histogram as its series by the values of a label."""
+    """Declare a histogram, available as its series by label value."""
     return _Declared(Histogram, text, label, buckets=buckets)
 
 
 def per_drafter(text: str, **label: Iterable[int]) -> _Declared[dict[str, list[Count]]]:
-    """Declare a counter with the labels `drafter` and another as its series by drafter."""
+    """Declare a counter with the label `drafter` and another, available as series by drafter."""
     return _Declared(Count, text, {"drafter": SOURCES, **label})
 
 
@@ -160,7 +166,7 @@ class Series:
     """All series of the service, in one registry.
 
     Args:
-        registry: registry of the series.
+        registry: the registry.
         max_k_draft: number of draft positions with separate counters.
     """
 
@@ -170,35 +176,35 @@ class Series:
         "One forward pass of the target.", _STEP_BUCKETS, kind=StepKind
     )
     pass_tokens = counters(
-        "Tokens in the target's passes: `decoded`: one per request that decodes; `verified`: "
-        "draft tokens; `prompt`: prompt tokens.",
+        "Tokens in the target's passes. `decoded`: one per decoding request; `verified`: draft "
+        "tokens; `prompt`: prompt tokens.",
         use=USES,
     )
-    prompt_budget_tokens = counter(
-        "Prompt tokens that the passes had room for while a prompt waited."
+    prompt_budget_tokens = counter("Prompt tokens that passes had room for while a prompt waited.")
+    sequence_steps = counter("Passes in which a request decoded, counted once per request.")
+    preemptions = counter(
+        "How often a request gave up its KV blocks to others; it is computed again later."
     )
-    sequence_steps = counter("Passes in which a request decoded; each request of a pass counts.")
-    preemptions = counter("How often a request gave its KV blocks to others, to be computed again.")
 
     # Tokens.
-    prompt_tokens = counter("Prompt tokens that were computed, again after a preemption.")
+    prompt_tokens = counter("Prompt tokens computed, including again after a preemption.")
     prefix_hits = counter("Ended requests whose prompt began with tokens from the prefix cache.")
     cached_prompt_tokens = counter("Prompt tokens from the prefix cache.")
-    generated_tokens = counter("Generated tokens, the first token of each request included.")
-    decode_tokens = counter("Generated tokens, without the first token of each request.")
+    generated_tokens = counter("Generated tokens, including the first token of each request.")
+    decode_tokens = counter("Generated tokens, except the first token of each request.")
 
     # Draft tokens.
     drafts = counters("Sequence steps with at least one draft token.", drafter=SOURCES)
     draft_tokens = counters("Draft tokens verified.", drafter=SOURCES)
     accepted_tokens = counters("Draft tokens accepted.", drafter=SOURCES)
     accepted_tokens_found = counters(
-        "Draft tokens accepted, by where they were found: the request's `text`, the client's "
-        "`history`, the model's `table` of n-grams, a `head`, a `draft` model or a `grammar`.",
+        "Draft tokens accepted, by source: the request's `text`, the client's `history`, the "
+        "model's `table` of n-grams, a `head`, a `draft` model or a `grammar`.",
         found_in=PLACES,
     )
     draft_misses = counters(
-        "Sequence steps in which a drafter was asked and proposed nothing. A draft model that "
-        "has not caught up with the prompt is not asked.",
+        "Sequence steps in which a drafter was asked but proposed nothing. A draft model that has "
+        "not caught up with the prompt is not asked.",
         drafter=SOURCES,
     )
     drafter_failures = counters(
@@ -206,12 +212,12 @@ class Series:
         drafter=DRAFTERS,
     )
     draft_promises = per_drafter(
-        "Draft tokens with a promised probability of acceptance whose predecessors were all "
-        "accepted, by the tenth of this probability.",
+        "Draft tokens with a promised probability of acceptance, if all before them were "
+        "accepted; by the tenth of this probability.",
         tenth=range(10),
     )
     draft_promised = per_drafter(
-        "Sum of the promised probabilities: the expected number of accepted draft tokens.",
+        "Sum of their promised probabilities: the expected number of accepted draft tokens.",
         tenth=range(10),
     )
     draft_promises_kept = per_drafter(
@@ -219,32 +225,32 @@ class Series:
     )
     draft_seconds = counter("Seconds spent on proposing draft tokens.")
     draft_tokens_per_position = per_drafter(
-        "Drafts whose token at this position was verified; a grammar's may be longer.",
+        "Drafts whose token at this position was verified; a grammar's drafts may be longer.",
         position=POSITIONS,
     )
     accepted_tokens_per_position = per_drafter(
         "Drafts whose token at this position was accepted.", position=POSITIONS
     )
     chosen_draft_tokens = histograms(
-        "Draft tokens per sequence step in which the controller chose their number; 0: none "
-        "seemed to pay. Draft misses do not count.",
+        "Draft tokens per sequence step, if the controller chose their number; 0: none seemed to "
+        "pay. Draft misses do not count.",
         _LENGTH_BUCKETS,
         drafter=DRAFTERS,
     )
 
     # The last minute, and the KV cache.
     avg_jump = gauge(
-        "Tokens per pass (average jump length) over the last minute: decoded tokens by sequence "
-        "steps, with drafts or without. 1: plain decoding; NaN: no request decoded. Over several "
-        "instances, aggregate `specops_avg_jump > 0`: one NaN makes the whole average NaN."
+        "Tokens per pass (average jump length) over the last minute: decoded tokens per sequence "
+        "step, with drafts or without. 1: plain decoding; NaN: no request decoded. To average "
+        "several instances, use `specops_avg_jump > 0`: one NaN makes the whole average NaN."
     )
     draft_length = gauge(
         "Draft tokens per sequence step over the last minute. NaN: no request decoded."
     )
     estimated_speedup = gauge(
-        "Tokens per second of the latest steps over those of plain decoding with as many "
-        "requests, by the measured costs of the passes, at most `specops_avg_jump`; NaN: no "
-        "request decoded in the last minute."
+        "Speed of the latest steps as a multiple of plain decoding's with as many requests, by "
+        "the measured costs of passes, at most `specops_avg_jump`; NaN: no request decoded in the "
+        "last minute."
     )
     kv_tokens = gauge("Tokens of running requests in the target's KV cache.")
     kv_kept_tokens = gauge(
@@ -252,14 +258,14 @@ class Series:
     )
     kv_capacity_tokens = gauge("Tokens that the target's KV cache can hold.")
     kv_blocks = gauges(
-        "Blocks of the target's KV cache. `used`: held by running requests; `shared`: held by "
-        "several of them; `kept`: left by finished requests, usable at once; `free`.",
+        "Blocks of the target's KV cache. `used`: by running requests; `shared`: by several of "
+        "them; `kept`: from finished requests, until their room is needed; `free`.",
         state=BLOCK_STATES,
     )
     kv_usage_ratio = gauge("Share of the blocks that running requests use, 0 to 1.")
     state_bytes = gauges(
         "Memory of the target's recurrent layers: `slots`; `snapshots`, from which prompts with "
-        "the same beginning continue; `limit`: the most that snapshots may take.",
+        "the same beginning continue; `limit`: the maximum of snapshots.",
         kind=STATE_KINDS,
     )
     state_snapshots = counters(
@@ -273,14 +279,14 @@ class Series:
         "From a request's arrival to its first token.", _WAIT_BUCKETS
     )
     inter_token_latency_seconds = histogram(
-        "Time between the tokens of a request; a step of n tokens is n equal intervals.",
+        "Time between a request's tokens; a step of n tokens counts as n equal intervals.",
         _STEP_BUCKETS,
     )
     queue_wait_seconds = histogram("From a request's arrival to its slot.", _WAIT_BUCKETS)
 
     # Lengths.
     request_prompt_tokens = histogram(
-        "Tokens of the prompt of each ended request, those of the prefix cache included.",
+        "Prompt tokens of each ended request, cached ones included.",
         _TOKEN_BUCKETS,
     )
     request_generated_tokens = histogram(
@@ -290,54 +296,44 @@ class Series:
 
     # Suggestions: requests that an editor waits for, which go before others.
     suggestions = counters(
-        "Ended requests for a suggestion in an editor, by their outcome; `cancelled`: the editor "
-        "closed the connection. `specops_requests_total` counts them, too.",
+        "Ended requests for a suggestion in an editor, by outcome; `cancelled`: the editor closed "
+        "the connection. `specops_requests_total` counts them, too.",
         outcome=FinishReason,
     )
     suggestion_seconds = histogram(
         "From the arrival of a request for a suggestion to its end with `stop` or `length`.",
         _SUGGESTION_BUCKETS,
     )
-    suggestion_steps = counter("Passes in which such a suggestion decoded, each counted.")
+    suggestion_steps = counter("Passes in which such a suggestion decoded.")
     suggestion_tokens = counters(
-        "Tokens of these suggestions. `cached`: of prompts, from the prefix cache; `computed`: the "
-        "rest of the prompts; `decoded`: generated, without each first; `accepted`: draft tokens.",
+        "Tokens of these suggestions. `cached`: prompt tokens from the prefix cache; `computed`: "
+        "other prompt tokens; `decoded`: generated, except the first; `accepted`: draft tokens.",
         use=SUGGESTION_USES,
     )
 
     # Clients.
-    client_requests = counter("Requests that were admitted, by client.", "client")
-    client_prompt_tokens = counter(
-        "Tokens of the prompts of admitted requests, by client.", "client"
-    )
+    client_requests = counter("Admitted requests, by client.", "client")
+    client_prompt_tokens = counter("Prompt tokens of admitted requests, by client.", "client")
     client_generated_tokens = counter("Generated tokens, by client.", "client")
     http_requests = counter(
         "Ended HTTP requests, by endpoint and status. "
-        f"`{OTHER}`: paths without an endpoint; 499: the client left before the answer's end.",
+        f"`{OTHER}`: paths without an endpoint; 499: the client left before the answer ended.",
         "endpoint",
         "status",
     )
 
     # Requests.
-    requests = counters("Requests that have ended, by their outcome.", outcome=FinishReason)
-    requests_rejected = counters(
-        "Requests that were refused, by the reason.",
-        reason=REJECTIONS,
-    )
-    connections_closed = counters(
-        "Connections that the server closed, by the reason.",
-        reason=CLOSINGS,
-    )
+    requests = counters("Ended requests, by outcome.", outcome=FinishReason)
+    requests_rejected = counters("Refused requests, by reason.", reason=REJECTIONS)
+    connections_closed = counters("Connections that the server closed, by reason.", reason=CLOSINGS)
     callback_failures = counters(
-        "Failures of the service's own callbacks, each a defect that ended one connection, "
-        "request, timer or figure; the log has its reason.",
+        "Failures of the service's callbacks, each a defect that ended one connection, request, "
+        "timer or figure; the log has the traceback.",
         where=CALLBACKS,
     )
-    load_test_requests = counters(
-        "Requests of load tests, by the shape of the load.", shape=LOAD_SHAPES
-    )
+    load_test_requests = counters("Requests of load tests, by shape.", shape=LOAD_SHAPES)
     wasted_tokens = counter(
-        "Generated tokens of requests that failed, came too late or lost their client."
+        "Generated tokens of requests that failed, missed their deadline or lost their client."
     )
     requests_running = gauge("Requests that hold a slot.")
     requests_waiting = gauge("Requests that wait for a slot.")
@@ -346,8 +342,8 @@ class Series:
 
     # The model.
     draft_head_agreement = gauge(
-        "Share of positions of a test text at which the draft head guesses the target's likeliest "
-        "token; NaN: no head. Near 0: it was made for another model."
+        "Share of a test text's positions at which the draft head guesses the target's likeliest "
+        "token; NaN: no head. Near 0: the head was made for another model."
     )
     download_bytes = gauges("Downloaded bytes of a model's files; 0: no download.", model=MODELS)
     download_total_bytes = gauges("Size of a model's files in bytes; 0: no download.", model=MODELS)
@@ -366,7 +362,7 @@ class Series:
         self.set_clients([])
 
     def set_clients(self, names: Iterable[str]) -> None:
-        """Name the clients that have keys; without any, all requests are of one client."""
+        """Name the clients that have keys; without names, all requests belong to one client."""
         counters = (self.client_requests, self.client_prompt_tokens, self.client_generated_tokens)
         for one in counters:
             one.clear()
