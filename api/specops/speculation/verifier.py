@@ -21,6 +21,7 @@ guesses.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -133,9 +134,5 @@ def verify_seeded(
         seed: of the noise.
         position: position of the first draft token in its sequence.
     """
-    index = 0
-    while True:
-        token = draw_seeded(target_probs(index), seed, position + index)
-        if index == len(draft_tokens) or token != draft_tokens[index]:
-            return Verdict(index, token)
-        index += 1
+    drawn = (draw_seeded(target_probs(row), seed, position + row) for row in count())
+    return compare(drawn, draft_tokens)

@@ -17,7 +17,6 @@ import numpy as np
 
 from specops.request import Draft, SamplingParams
 from specops.runtime.kvcache.prefix_cache import common_prefix
-from specops.speculation.drafters.accept_probs import Calibration
 
 __all__ = [
     "MIN_REACH",
@@ -31,7 +30,8 @@ __all__ = [
 
 MIN_REACH = 0.02  # a draft token that is reached less often is worth no place in a pass
 NO_DRAFT = Draft()
-_UNTRIED = 0.6  # how sure a lookup is believed to be before any of its tokens was judged
+_UNTRIED = 0.6  # how often a lookup is believed to be right before any of its tokens was judged
+_REMEMBERED = 1000  # most judged tokens of a lookup; then half of them are forgotten
 
 
 class DraftContext(NamedTuple):
@@ -122,14 +122,17 @@ class Drafter(ABC):
 
 
 class LookupDrafter(Drafter):
-    """A drafter that knows which tokens may follow, and not how likely: it learns that.
+    """A drafter that knows which tokens may follow, and not how likely: it counts that.
 
     A subclass that overrides `release` calls this one's, too.
     """
 
+    _num_right = _num_judged = 0.0  # tokens of late
+
     @cached_property
-    def _calibration(self) -> Calibration:
-        return Calibration()
+    def _latest(self) -> dict[int, tuple[int, Sequence[int]]]:
+        """By slot, how long its text was at the last call, and what seemed to follow."""
+        return {}
 
     @abstractmethod
     def look_up(self, context: DraftContext) -> Sequence[int]:
@@ -139,15 +142,26 @@ class LookupDrafter(Drafter):
         """See `Drafter.propose`."""
         drafts = []
         for context in contexts:
-            guesses = self._calibration.begin(context.slot, context.text)
-            for token in self.look_up(context):
-                self._calibration.add(guesses, token, _UNTRIED)
-            drafts.append(guesses.draft)
+            length, tokens = self._latest.get(context.slot, (0, ()))
+            if tokens:
+                self._judge(tokens, context.text[length : length + len(tokens)])
+            tokens = self.look_up(context)
+            self._latest[context.slot] = len(context.text), tokens
+            probability = (self._num_right + _UNTRIED) / (self._num_judged + 1)
+            drafts.append(Draft(tuple(tokens), accept_probs=(probability,) * len(tokens)))
         return drafts
+
+    def _judge(self, tokens: Sequence[int], came: Sequence[int]) -> None:
+        """Count how many of the tokens were right, up to the first that was not."""
+        right = common_prefix(tokens, came)
+        self._num_right += right
+        self._num_judged += min(right + 1, len(came))
+        if self._num_judged > _REMEMBERED:
+            self._num_right, self._num_judged = self._num_right / 2, self._num_judged / 2
 
     def release(self, slot: int) -> None:
         """See `Drafter.release`."""
-        self._calibration.latest.pop(slot, None)
+        self._latest.pop(slot, None)
 
 
 def better(one: Draft, other: Draft) -> Draft:
@@ -155,9 +169,10 @@ def better(one: Draft, other: Draft) -> Draft:
 
     Where they agree, both get the larger of the two probabilities.
     """
-    agreed = common_prefix(one.tokens, other.tokens)
-    surer = tuple(map(max, one.accept_probs[:agreed], other.accept_probs))
-    drafts = (
-        replace(draft, accept_probs=surer + draft.accept_probs[agreed:]) for draft in (one, other)
-    )
+    drafts = [one, other]
+    if agreed := common_prefix(one.tokens, other.tokens):
+        surer = tuple(map(max, one.accept_probs[:agreed], other.accept_probs))
+        drafts = [
+            replace(draft, accept_probs=surer + draft.accept_probs[agreed:]) for draft in drafts
+        ]
     return max(drafts, key=lambda draft: draft.expected)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -125,7 +125,9 @@ class DraftModelDrafter(GuessingDrafter):
         return draw(probs, context.rng), float(probs.max())
 
     def _draft(self, context: DraftContext) -> Draft:
-        return replace(super()._draft(context), probs=self._slots[context.slot].probs)
+        draft = super()._draft(context)
+        draft.probs = self._slots[context.slot].probs
+        return draft
 
     def _reserve(self, context: DraftContext) -> int:
         """Make room in the cache for a draft; returns the number of its tokens, 0 without room."""
