@@ -36,6 +36,7 @@ from bench.peers.compare import (
 from bench.peers.environment import install
 from bench.peers.models import LLAMA_CPP, OURS, run_module
 from bench.runtime.forward import Divergence, divergence, log_softmax
+from bench.speculation.chat import questions
 from bench.tools.report import Chart, Outcome, Summary, Table, progress, ratios
 from specops.config import ConfigError
 from specops.engine.engine import NO_DRAFTER
@@ -53,24 +54,7 @@ _ANSWER, _DOCUMENTS, _DOCUMENT = 96, 4, 128  # tokens, texts, tokens
 _DECODE, _PREFILL = "1 token", "prompt of 512"
 FULL = Plan(loads=1, rounds=6, passes=3)
 QUICK = Plan(loads=1, rounds=1, passes=1)
-_PROMPTS = (
-    "What is the capital of France?",
-    "Explain why the sky is blue.",
-    "Write a short poem about the sea.",
-    "Give me three tips for learning a new language.",
-    "Write a Python function that reverses a string.",
-    "Translate 'Good morning, how are you?' into Spanish.",
-    "Summarize the story of Romeo and Juliet in three sentences.",
-    "What are the main differences between cats and dogs?",
-    "How do I make pancakes?",
-    "Who was Albert Einstein?",
-    "What is 17 plus 25? Show your steps.",
-    "Write an email asking my landlord to fix the heating.",
-    "List five animals that live in the ocean.",
-    "Explain photosynthesis to a child.",
-    "Schreibe einen Satz über das Wetter in Berlin.",
-    "What should I pack for a weekend in the mountains?",
-)
+_PROMPTS = [question.text for question in questions("quality")]
 
 
 class Text(NamedTuple):

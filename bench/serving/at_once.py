@@ -25,8 +25,8 @@ from bench.peers.compare import THREADS, SideProcess, Sides
 from bench.peers.models import INT4, LLAMA_CPP, OPENVINO, OURS, lineups
 from bench.serving.load import Answer, Ask, ServerError, burst, greedy, once, span
 from bench.serving.server import Server, environment, serving
-from bench.tools.quiet import Case, Turns, cpu_seconds, main_thread_seconds
-from bench.tools.report import Outcome, Summary, progress
+from bench.tools.quiet import Case, Turns
+from bench.tools.report import Outcome, progress
 from bench.tools.worker import Worker, WorkerError
 from specops.text.tokenizer import Tokenizer
 
@@ -110,8 +110,6 @@ Side = HttpSide | PeerSide
 class Measured(compare.Measured):
     """The results; `agreement` is the share of first tokens that agree."""
 
-    # The event loop's share of our processes' CPU time, by number of clients.
-    http: dict[str, list[float]] = field(default_factory=dict)
     _asked: Counter[tuple[int, int]] = field(default_factory=Counter)  # by clients and process
 
     def ask(self, clients: int, vocab: int, side: Side) -> list[float]:
@@ -124,12 +122,7 @@ class Measured(compare.Measured):
         """
         self._asked[clients, side.pid] += 1
         prompts = _prompts(clients, vocab, 1000 + 10 * self._asked[clients, side.pid])
-        loop, whole = main_thread_seconds(side.pid), cpu_seconds(side.pid)
-        seconds, _ = side.complete(prompts, self.plan.output)
-        if isinstance(side, HttpSide):
-            share = (main_thread_seconds(side.pid) - loop) / (cpu_seconds(side.pid) - whole)
-            self.http.setdefault(str(clients), []).append(share)
-        return [seconds]
+        return [side.complete(prompts, self.plan.output)[0]]
 
 
 def run(plan: Plan, cache: Path) -> Outcome:
@@ -227,15 +220,12 @@ def _agree(
 def outcome(measured: Measured) -> Outcome:
     """A row per kind of weights and number of clients: tokens per second, and ours over theirs."""
     plan, turns = measured.plan, measured.turns
-    http = measured.http.items()
-    shares = ", ".join(f"{Summary.of(found).median:.1%} with {clients}" for clients, found in http)
     notes = (
         f"prompts of {PROMPT} tokens, outputs of {plan.output}, all sent at once; tok/s: "
         "generated tokens of all clients over the time from the first request to the last token, "
         "prompts included",
         f"{OURS}: over HTTP, streaming, plain decoding; the peers are called directly, "
         f"{LLAMA_CPP} with all prompts in one batch, {OPENVINO} through its continuous batching",
-        f"{OURS}'s event loop, with all of HTTP, took {shares} clients of the process's CPU time",
         f"{plan.starts} starts, {plan.rounds} rounds; share of prompts that are continued with "
         f"one of {OURS}'s five most likely tokens: {measured.agreeing()}",
     )
@@ -247,5 +237,5 @@ def outcome(measured: Measured) -> Outcome:
     table, record = measured.table(title, ("clients", "tok/s"), rates, notes)
     result = {"prompt": PROMPT, "threads": THREADS, "plan": asdict(plan), "cases": record}
     result |= {"runs_on": measured.runs_on, "agreement": measured.agreement}
-    result |= {"turns": asdict(turns), "http_share": measured.http}
+    result |= {"turns": asdict(turns)}
     return Outcome(result, [table], targets=measured.targets(_TARGETS))

@@ -29,7 +29,6 @@ def test_clients_get_whole_answers_and_the_most_likely_first_tokens(
         assert [len(likeliest) for likeliest in firsts] == [5] * 3
         assert measured.ask(3, VOCAB, side)[0] > 0
         assert side.complete([[5, 6]], 8)[1] == [[]]
-    assert 0 < measured.http["3"][0] < 1
 
 
 @pytest.mark.e2e
