@@ -271,7 +271,7 @@ def main() -> int:
     parser.add_argument("model", type=Path, nargs="?", help="default: SPECOPS_MODEL's")
     parser.add_argument("--vocabulary", type=int, default=0, help="of a made-up model instead")
     parser.add_argument("--mib", type=int, default=800, help="the limit")
-    parser.add_argument("--swap-mib", type=int, default=0, help="swap beside it")
+    parser.add_argument("--swap-mib", type=int, default=0, help="swap in addition")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--level", type=int, default=0, help="answers until memory is level")

@@ -24,7 +24,7 @@ case "$*" in
     echo "the service's last words"
     echo '{{"message": "memory: limit           1,000.0 MB  of an earlier start"}}'
     echo '{{"message": "memory: limit           4,295.0 MB  held by cgroup v2"}}'
-    echo '{{"message": "memory: swap beside it      0.0 MB  this machine has none"}}'
+    echo '{{"message": "memory: swap                0.0 MB  this machine has none"}}'
     ;;
 "compose port "*) echo "127.0.0.1:$4" ;;
 esac
@@ -61,7 +61,7 @@ def test_progress_is_shown_until_everything_runs(
     limits = [" ".join(line.split()) for line in finished.stdout.splitlines() if "memory:" in line]
     assert limits == [
         "memory: limit 4,295.0 MB held by cgroup v2",
-        "memory: swap beside it 0.0 MB this machine has none",
+        "memory: swap 0.0 MB this machine has none",
     ]
     started = [call for call in calls if re.search("compose (build|up)", call)]
     steps = ("build", "up --detach", "up --detach --wait")

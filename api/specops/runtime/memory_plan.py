@@ -246,7 +246,7 @@ class MemoryPlan:
         )
         rows = [
             ("limit", reading.limit, reading.limit_note),
-            ("swap beside it", reading.swap_limit, reading.swap_note),
+            ("swap", reading.swap_limit, reading.swap_note),
             ("held now", self.available.held, "the process, unmapped weights, drafters' memory"),
             ("KV cache", self.kv_bytes, cache),
             ("states", required.state_bytes, "of all slots, in layers without attention"),
