@@ -437,6 +437,3 @@ def test_a_request_ends_at_its_deadline(where: str) -> None:
     assert bool(found) == (where == "decoding")
     assert found == expected(target.text, request)[: len(found)]
     assert target.cache.used_blocks == (where == "waiting")
-
-
-# -- who gets a slot -------------------------------------------------------------------------------

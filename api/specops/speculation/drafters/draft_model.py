@@ -8,7 +8,7 @@ twice.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,7 +74,7 @@ class DraftModelDrafter(GuessingDrafter):
         if end <= start or not self.runner.cache.reserve(slot, end):
             return 0
         self._add(batch := Batch(), slot, tokens[start:end])
-        self._run(batch, [(slot, tokens[start:end])])
+        self._forward(batch)
         self._agree(slot, tokens)
         return end - start
 
@@ -110,11 +110,25 @@ class DraftModelDrafter(GuessingDrafter):
     def _pass(
         self, guess: int, contexts: Sequence[DraftContext], pending: Sequence[Sequence[int]]
     ) -> list[DraftContext]:
-        """Compute the next tokens of each request, and guess the one after them."""
-        slots = [context.slot for context in contexts]
-        for context, logits in zip(contexts, self._compute(slots, pending), strict=True):
-            self._guess(guess, context, logits)
+        """Compute the next tokens of each request, and guess the one after them.
+
+        Passes are as wide as they may be.
+        """
+        batch, members = Batch(), list[DraftContext]()
+        for context, tokens in zip(contexts, pending, strict=True):
+            if batch.num_tokens + len(tokens) > self.runner.max_tokens:
+                self._run(guess, batch, members)
+                batch, members = Batch(), []
+            self._add(batch, context.slot, tokens, 1)
+            members.append(context)
+        if members:
+            self._run(guess, batch, members)
         return list(contexts)
+
+    def _run(self, guess: int, batch: Batch, members: Sequence[DraftContext]) -> None:
+        logits = self._forward(batch)[:, : self._vocab]
+        for context, row in zip(members, logits, strict=True):
+            self._guess(guess, context, row)
 
     def _choose(self, guess: int, context: DraftContext, logits: Floats) -> tuple[int, float]:
         """See `GuessingDrafter._choose`. Without noise it keeps the probabilities of its draws."""
@@ -159,33 +173,11 @@ class DraftModelDrafter(GuessingDrafter):
         self.runner.cache.commit(slot, self._known(computed), same)
         return same
 
-    def _compute(self, slots: Sequence[int], pending: Sequence[Sequence[int]]) -> Iterator[Floats]:
-        """Compute the next tokens of each slot, in passes as wide as they may be.
-
-        Yields:
-            For each slot, the logits [V] after its last token, valid until the next are asked for.
-        """
-        room = self.runner.max_tokens
-        batch, members = Batch(), list[tuple[int, Sequence[int]]]()
-        for slot, tokens in zip(slots, pending, strict=True):
-            if batch.num_tokens + len(tokens) > room:
-                yield from self._run(batch, members)
-                batch, members = Batch(), []
-            self._add(batch, slot, tokens, 1)
-            members.append((slot, tokens))
-        if members:
-            yield from self._run(batch, members)
-
     def _add(self, batch: Batch, slot: int, tokens: Sequence[int], num_logits: int = 0) -> None:
         state, known = self._slots[slot], self._known(tokens)
         start = len(state.computed)
         batch.add(slot, start, known, num_logits, min(state.final, start + len(known)))
-
-    def _run(self, batch: Batch, members: Sequence[tuple[int, Sequence[int]]]) -> Floats:
-        logits = self._forward(batch)[:, : self._vocab]
-        for slot, tokens in members:
-            self._slots[slot].computed.extend(tokens)
-        return logits
+        state.computed.extend(tokens)
 
     def _known(self, tokens: Sequence[int]) -> Sequence[int]:
         """The tokens as the draft model takes them."""
