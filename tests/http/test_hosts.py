@@ -203,7 +203,7 @@ async def test_a_host_that_is_no_name_is_a_mistake(host: str, key: str) -> None:
         for path, body in ENDPOINTS.items():
             answer = await here.client.post(path, json=body, headers={"host": host})
             assert answer.status_code == 400
-            assert f"{host!r} is no name of a host" in answer.json()["error"]["message"]
+            assert f"{host!r} is not a valid host name" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -362,7 +362,7 @@ async def test_a_text_is_continued_by_its_context_and_raw_has_none() -> None:
         for fields in ({"context": [65]}, {"system": "a"}):
             with pytest.raises(ollama.ResponseError, match="raw: cannot be combined with"):
                 await here.ollama.generate("fake", "A", raw=True, **fields)  # type: ignore[call-overload]
-        with pytest.raises(ollama.ResponseError, match="context: token 264 is out of vocabulary"):
+        with pytest.raises(ollama.ResponseError, match="context: token 264 is not in the vocab"):
             await here.ollama.generate("fake", "A", context=[INFO.vocab_size])
 
 

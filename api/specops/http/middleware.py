@@ -250,7 +250,7 @@ class RequestContext:
             ApiError: they would be too many.
         """
         if self._large_bodies + more > MAX_LARGE_BODIES:
-            message = f"{MAX_LARGE_BODIES} MiB of bodies above {LARGE_BODY_BYTES} bytes are here"
+            message = f"{MAX_LARGE_BODIES} MiB of bodies above {LARGE_BODY_BYTES} bytes in transit"
             raise unavailable(message, "large_bodies")
         self._large_bodies += more
 

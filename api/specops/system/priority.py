@@ -28,4 +28,4 @@ def lower_priority() -> None:
             os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, os.getpid()) + _STEP
         )
     except OSError as error:
-        log.warning("the engine's threads cannot give way to the event loop: %s", error)
+        log.warning("the engine's threads cannot get a lower priority: %s", error)

@@ -1,14 +1,14 @@
 """Removes lines of agents' prompts that change with every request and mean nothing to the model.
 
 A prompt is computed from its first new token on. Claude Code begins its system prompt with a line
-for its maker's accounting,
+for billing,
 
     x-anthropic-billing-header: cc_version=2.1.100.7b4; cc_entrypoint=cli; cch=eb6c6;
 
-whose values are digests of the request. With that line some 40 tokens of a prompt of 20,000 are
-found in the prefix cache, without it all but the newest messages. Routers pass the line on in other
-protocols, so it is removed wherever it begins a conversation's system message, and nowhere else.
-What agents write for the model, such as the date, stays.
+whose values are digests of the request. With that line, the prefix cache has some 40 tokens of a
+prompt of 20,000; without it, all but the newest messages. Routers pass the line on in other
+protocols, so it is removed at the beginning of any conversation's system message, and nowhere else.
+Text for the model, such as the date, stays.
 """
 
 import re

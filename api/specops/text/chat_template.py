@@ -1,9 +1,9 @@
-"""A model's chat template: turns messages into the prompt form that the model was trained on.
+"""A model's chat template: turns messages into a prompt in the form that the model was trained on.
 
-Templates are Jinja, written for `transformers`. They get here what `apply_chat_template` of that
-library gives them. The library itself is not imported: that would cost the service 100 MB.
-A template comes from strangers, with the model's weights. So it runs in Jinja's sandbox, in a
-separate process (`template_process`), and within limits that the system enforces.
+Templates are Jinja, written for `transformers`. Here they get the same variables as from that
+library's `apply_chat_template`, without the library, which would cost the service 100 MB. Templates
+come from strangers, with a model's weights. So they run in Jinja's sandbox, in a separate process
+(`template_process`), within limits that the system enforces.
 """
 
 import json
@@ -24,7 +24,7 @@ from specops.text.tools.prompt import AS_TEXT, TemplateTraits, for_template
 
 log = logging.getLogger(__name__)
 _TODAY = {"date_string": "%d %b %Y", "datetime": "%b %d %Y %H:%M:%S GMT"}
-NO_SYSTEM, EMPTY_SYSTEM = "none", "empty"  # in a setting: the template's own, one without a text
+NO_SYSTEM, EMPTY_SYSTEM = "none", "empty"  # as a setting: the template's, an empty one
 _PROBE = "specops-probe-7c1e"
 _ROLES = ("system", "user", "assistant", "tool")  # others stay as they are
 
@@ -41,14 +41,14 @@ class ChatTemplate:
     """A model's template. Thread-safe.
 
     Args:
-        source: the template as Jinja.
-        special_tokens: the text of `bos_token` and so on, by name.
+        source: the template, in Jinja.
+        special_tokens: the texts of `bos_token` and others, by name.
         tools_source: template for conversations with tools, if the model has a separate one.
         process: renders the template.
 
     Attributes:
-        source: the template as Jinja.
-        reasoning_tags: the tags around the model's reasoning; None if it does not think.
+        source: the template, in Jinja.
+        reasoning_tags: the tags around the model's reasoning; None if it does not reason.
 
     Raises:
         ChatTemplateError: the source is not Jinja.
@@ -78,7 +78,7 @@ class ChatTemplate:
         """Read the template of a model's folder; return None if there is none.
 
         Args:
-            folder: the model's.
+            folder: the model's folder.
             fallback: another folder, whose template is used if the model has none.
 
         Raises:
@@ -116,11 +116,11 @@ class ChatTemplate:
                 message is the beginning of an answer, the prompt ends with its text.
             tools: the tools that the model may call.
             options: further variables of the template, such as `enable_thinking`.
-            asks: the prompt ends with the beginning of the assistant's message.
+            asks: whether the prompt ends with the beginning of the assistant's message.
 
         Raises:
             ChatTemplateError: the template refuses the messages; the error says why.
-            ChatTemplateLimitError: it takes too much for them.
+            ChatTemplateLimitError: it takes too much time or memory for them.
             ProgramProcessError: see `TemplateProcess`.
         """
         extra = options or {}
@@ -146,7 +146,7 @@ class ChatTemplate:
     def after_answer(
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None = None
     ) -> str:
-        """Return what follows the text of an answer where a conversation continues with messages.
+        """Return the prompt's text from the end of an answer on, if these messages follow it.
 
         Raises:
             ChatTemplateError: the template leaves the answer out, or refuses the messages.
@@ -166,13 +166,13 @@ class ChatTemplate:
         *,
         asks: bool,
     ) -> str:
-        """Render messages as the template takes them."""
+        """Render messages in the form that the template accepts."""
         adapted = for_template(messages, tools, self.traits)
         try:
             return self._render(*adapted, options, asks=asks)
         except ChatTemplateLimitError:
             raise
-        except ChatTemplateError:  # it may take calls as text
+        except ChatTemplateError:  # it may accept calls as text
             fallback = for_template(messages, tools, self.traits.fallback())
             if fallback == adapted:
                 raise
@@ -204,7 +204,7 @@ class ChatTemplate:
         """What the template shows of a conversation, and the model's format of calls.
 
         Raises:
-            ChatTemplateLimitError: the first probe exceeds the limits, and so would conversations.
+            ChatTemplateLimitError: the first probe exceeds the limits, as conversations would.
             ProgramProcessError: see `render`.
         """
         probes = 0
@@ -237,10 +237,11 @@ class ChatTemplate:
         return self.traits.calls
 
     def opens_reasoning(self, prompt: str, prefill: str = "") -> bool:
-        """Whether a prompt ends within reasoning, so that the answer has no opening tag.
+        """Return whether a prompt ends within reasoning, so that the answer has no opening tag.
 
         Args:
-            prefill: the beginning of an answer, with which the prompt ends.
+            prompt: the prompt.
+            prefill: the beginning of an answer at the prompt's end.
         """
         opened = bool(
             self.reasoning_tags and prompt.rstrip().endswith(self.reasoning_tags[0].rstrip())
@@ -253,7 +254,7 @@ class ChatTemplate:
 
     @cached_property
     def opening(self) -> str:
-        """The text before the first user message; empty if the template leaves that message out.
+        """The text before the first user message; empty if the template does not show the message.
 
         Raises:
             ChatTemplateError: the template refuses such a conversation.
@@ -262,7 +263,7 @@ class ChatTemplate:
         return before if mark else ""
 
     def marks_turns(self) -> bool:
-        """Whether the template says who speaks: then the model was trained on conversations."""
+        """Return whether the template marks who speaks: then it was made for conversations."""
         text = "Hello"
         try:
             return self.render(question(text)).strip() != text
@@ -274,17 +275,17 @@ def _check_roles(messages: Sequence[Mapping[str, Any]], text: str) -> None:
     for message in messages:
         role, said = message["role"], message.get("content") or ""
         if role not in _ROLES and said.strip() not in text:
-            raise ChatTemplateError(f"the model's chat template shows no role {role[:64]!r}")
+            raise ChatTemplateError(f"the chat template does not show the role {role[:64]!r}")
 
 
 def _today(source: str) -> dict[str, str]:
-    """Return the variables in which templates of Llama 3 and Firefunction look for the date."""
+    """Return the variables from which templates of Llama 3 and Firefunction read the date."""
     now = datetime.now(UTC)
     return {name: now.strftime(form) for name, form in _TODAY.items() if name in source}
 
 
 def question(prompt: str, system: str = "") -> list[dict[str, str]]:
-    """Return the messages of a new conversation; without `system` the template uses its own."""
+    """Return the messages of a new conversation; without `system` the template uses its default."""
     first = [{"role": "system", "content": system}] if system else []
     return [*first, {"role": "user", "content": prompt}]
 
@@ -293,7 +294,8 @@ def with_system(messages: Sequence[Mapping[str, Any]], system: str | None) -> li
     """Return the messages, with a system message before them if they have none.
 
     Args:
-        system: the message, which may be empty; None: the template may say its own.
+        messages: the conversation.
+        system: the message, which may be empty; None: leave it to the template.
     """
     if system is None or any(message["role"] == "system" for message in messages):
         return [dict(message) for message in messages]
@@ -301,12 +303,12 @@ def with_system(messages: Sequence[Mapping[str, Any]], system: str | None) -> li
 
 
 def system_of(setting: str, folder: Path, template: ChatTemplate | None) -> str | None:
-    """Return the system message of conversations without one; None: the template may say its own.
+    """Return the system message of conversations without one; None: leave it to the template.
 
     Args:
         setting: the message, `none`, `empty`, or nothing: then the model's folder may have one.
-        folder: the model's.
-        template: the model's; a message that it cannot show is left out, with a warning.
+        folder: the model's folder.
+        template: the model's template; a message that it refuses is left out, with a warning.
     """
     file = folder / files.SYSTEM
     if template is None or setting == NO_SYSTEM or not (setting or file.is_file()):
@@ -322,7 +324,7 @@ def system_of(setting: str, folder: Path, template: ChatTemplate | None) -> str 
 
 
 def answer_prefill(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of the last message if it begins the assistant's answer, else nothing."""
+    """Return the last message's text if it begins the assistant's answer, otherwise nothing."""
     last = messages[-1]
     prefill = last["role"] == "assistant" and not last.get("tool_calls")
     return str(last["content"]) if prefill and last["content"].strip() else ""

@@ -1,19 +1,19 @@
-"""Tokens to text while the tokens are still coming."""
+"""Decodes tokens to text while they are generated."""
 
 from codecs import utf_8_decode
 from collections.abc import Sequence
 
 from specops.text.tokenizer import Tokenizer
 
-_CHARACTER_BYTES = 4  # longest character of UTF-8, so a character has at most as many tokens
+_CHARACTER_BYTES = 4  # of UTF-8's longest character, which thus has at most as many tokens
 
 
 class IncrementalDetokenizer:
     """Decodes a growing sequence token by token; never returns a part of a UTF-8 character.
 
-    A token adds the same bytes at any place, except for the space that a text must not begin with.
-    So earlier tokens are not decoded again. A token can end one character and begin the next: the
-    first is returned, the second waits. Bytes that are no character become U+FFFD.
+    A token adds the same bytes everywhere, except for the space that a text must not begin with. So
+    earlier tokens are not decoded again. A token can end one character and begin the next: the
+    first is returned, the second waits. Invalid bytes become U+FFFD.
 
     Args:
         tokenizer: the model's tokenizer.

@@ -1,6 +1,6 @@
-"""Filling in the middle: prompts that ask a model for the text of a gap.
+"""Writes fill-in-the-middle prompts, which ask a model for the text of a gap.
 
-The tokens of a tokenizer say which form its model needs (`fill_in_forms`).
+A tokenizer's special tokens say which form its model needs (`fill_in_forms`).
 """
 
 from array import array
@@ -14,13 +14,13 @@ from specops.text.tokenizer import Tokenizer
 
 # Editors name neither the project nor the file of the gap: these are llama-server's names.
 _PROJECT, _FILE_OF_GAP, _SNIPPET = "myproject\n", "filename\n", "\n\n--- snippet ---\n\n"
-# Some files do not say that these are special tokens.
+# Some tokenizer files do not mark these as special tokens.
 _MARKS = frozenset((*ENDS, *(mark for form in FORMS for mark in form.marks)))
 _LANDMARK = 8  # tokens that decide where a text is cut
 
 
 class FimPrompt(NamedTuple):
-    """A prompt, and whether something was left out."""
+    """A prompt, and whether parts of it were left out."""
 
     tokens: tuple[int, ...]
     truncated: bool
@@ -39,7 +39,7 @@ class FillIn:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Self | None:
-        """Return the prompts' writer for a tokenizer; None if it has no such tokens."""
+        """Return the writer for a tokenizer; None if it lacks the tokens of all forms."""
         for form in FORMS:
             found = map(tokenizer.token, form.marks)
             marks = [token for token in found if token is not None]
@@ -60,18 +60,17 @@ class FillIn:
         """Return the prompt that asks for the text between two others.
 
         Both texts together get half of the context. With chunks they get a quarter, and the chunks
-        half: the first ones are left out. Editors add chunks at the end and drop some of them, so
-        where they fit a jump to another place leaves most of the prompt as it was. As in
+        half, of which the first are left out. Editors add chunks at the end and drop some of them,
+        so if all fit, a jump to another place leaves most of the prompt unchanged. As in
         llama-server, three quarters of the texts' part are for the text before the gap, which loses
         its beginning, and one quarter for the text after it, which loses its end. An eighth of the
-        context is for what was typed.
+        context is for the typed text.
 
         Args:
             before: the text before the gap, or its tokens.
             behind: the text after the gap, or its tokens.
-            context: most tokens of prompt and answer.
-            most: returns tokens of both texts, from the position of the first one, where that is
-                less than their part of the context.
+            context: maximum tokens of prompt and answer.
+            most: returns a maximum of both texts' tokens, given the first one's position.
             chunks: names and texts of parts of other files; they come first.
             typed: beginning of the answer. It comes last, so typing changes nothing before it.
         """
@@ -89,7 +88,7 @@ class FillIn:
         return FimPrompt((*begin, *files, *around, *kept[2]), cut or kept != texts)
 
     def encode(self, text: str | Sequence[int]) -> tuple[int, ...]:
-        """Return the tokens of a text; tokens stay. A special token that it spells is letters."""
+        """Return the tokens of a text, special tokens as plain text; return tokens unchanged."""
         if not isinstance(text, str):
             return tuple(text)
         return self._tokenizer.encode_as_text(text, _MARKS) if text else ()
@@ -110,7 +109,7 @@ class FillIn:
             heading = f"{name}\n" if self._file else _SNIPPET
             tokens = (*self._file, *self.encode(heading), *self.encode(text))
             if len(tokens) > most:
-                continue  # those before it may be small
+                continue  # earlier ones may be smaller
             if (room := room - len(tokens)) < 0:
                 break
             kept.append(tokens)
@@ -123,9 +122,9 @@ class FillIn:
 def _ending(tokens: tuple[int, ...], most: int) -> tuple[int, ...]:
     """Return the end of a text: at most `most` tokens, and at least three quarters of them.
 
-    It begins where the next tokens have the least checksum. So it begins at the same tokens while
-    its text grows, and where an editor sends the text from another line on: the prompt before them
-    stays, and with it what was computed for it.
+    It begins where the next tokens have the smallest checksum: at the same tokens while its text
+    grows, or if an editor sends the text from another line on. So the prompt's beginning stays the
+    same, and with it the cached part.
     """
     if len(tokens) <= most:
         return tokens

@@ -1,7 +1,6 @@
-"""The special tokens with which models were trained to fill in a gap, by family.
+"""The special tokens with which each family of models was trained to fill in a gap.
 
-Each family has its own tokens: for the text before the gap, for the text after it, and for the
-beginning of the answer.
+They mark the text before the gap, the text after it, and the beginning of the answer.
 """
 
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class FillInForm:
-    """Spelling of the special tokens of one family.
+    """The spelling of one family's special tokens.
 
     Attributes:
         before: marks the text before the gap.

@@ -1,7 +1,7 @@
 """Translates GBNF, the language of llama.cpp's grammars, to the grammar library's Lark.
 
-The library's own translator does it. Before, this module respells what the translator would
-misread: codes of letters, `.` for any letter, and a rule with the name of Lark's first one.
+The library has a translator. This module first rewrites what the translator would misread: codes of
+characters, `.` for any character, and a rule named like Lark's first one.
 """
 
 import re
@@ -25,8 +25,8 @@ def is_gbnf(text: str) -> bool:
 def to_lark(text: str) -> str:
     """Return a grammar in GBNF as Lark; the rule `root` becomes `start`.
 
-    Lark's matches are greedy: in `[a-z]* "x"` as a separate rule, `[a-z]*` also takes an `x`. So
-    answers follow the grammar, but some texts that it allows never come.
+    Lark's terminals are greedy: `[a-z]*` as a separate rule also takes the `x` of a following
+    `"x"`. So answers follow the grammar, but some texts that it allows never occur.
 
     Raises:
         ValueError: it is not GBNF; the message says where.
@@ -36,7 +36,7 @@ def to_lark(text: str) -> str:
         lark.encode()
     except MemoryError:
         raise
-    except Exception as error:  # the library raises what it likes
+    except Exception as error:  # the library raises errors of any kind
         raise ValueError(f"this GBNF cannot be read: {error or type(error).__name__}") from None
     return lark
 

@@ -1,7 +1,7 @@
-"""Grammars of answers: which tokens may come next, as masks over the vocabulary.
+"""Compiles the grammars of answers, and computes masks of the tokens that may come next.
 
 The library llguidance follows a grammar byte by byte. `grammar_process` writes and tries a grammar
-in a process with limits; a grammar that keeps them is compiled here, for the model's vocabulary.
+in a process with limits; a grammar within them is compiled here, for the model's vocabulary.
 Compiled grammars are cached per client. Each request gets its own matcher, a copy that takes
 microseconds.
 """
@@ -35,18 +35,18 @@ log = logging.getLogger(__name__)
 
 Masks = npt.NDArray[np.uint32]
 _T = TypeVar("_T")
-_KEPT = 64  # number of cached grammars
-_KNOWN_SECONDS = 1e-4  # of a mask whose states are known
-_GROWTH = 150e6  # bytes that other masks add in a second
-_MAX_GROWN = 8 << 20  # bytes of the most states
+_KEPT = 64  # cached grammars
+_KNOWN_SECONDS = 1e-4  # for a mask of known states
+_GROWTH = 150e6  # bytes that a second of other masks adds
+_MAX_GROWN = 8 << 20  # bytes of all states
 _WORD = 32  # tokens in a word of a mask
 _PROBED = 8  # masks computed before a grammar is accepted
 # Processor seconds, while all requests wait. Honest schemas take less than one millisecond.
 _MASK_SECONDS = 0.02  # one mask
-_READING_SECONDS = 0.03  # most that one reading counts: it may include a pause of the machine
-_CALL_SECONDS = 0.05  # all that one pass asks of a grammar
+_READING_SECONDS = 0.03  # maximum that one reading counts, as it may include a machine's pause
+_CALL_SECONDS = 0.05  # all masks of one pass
 _SHARE = 0.25  # of the passes' time, on average
-_MIN_SECONDS = 0.002  # in each pass, however short it is
+_MIN_SECONDS = 0.002  # in each pass, however short
 _CREDIT_SECONDS = 0.1  # by which a request may exceed its share
 
 
@@ -55,9 +55,11 @@ class _Compiled:
     """A compiled grammar, which matchers share.
 
     Attributes:
-        bytes: its memory.
+        matcher: the library's, at the start of the grammar; it is only copied.
+        bytes: its memory when it was compiled.
+        ignored: keywords that answers need not follow.
         grown: bytes that masks have added since, estimated from their time.
-        worn: it has no room for more masks. New requests compile it again.
+        worn: whether it has no room for more masks; new requests then compile it again.
     """
 
     matcher: LLMatcher
@@ -72,24 +74,24 @@ class _Compiled:
         self.grown = min(grown, _MAX_GROWN)
 
 
-_Key = tuple[str, Grammar]  # with the name of the client's key
+_Key = tuple[str, Grammar]  # the name of the client's key, and the grammar
 
 
 class Grammars:
     """Compiles grammars for one model's vocabulary. Thread-safe.
 
-    It keeps the most recently used grammars, and the grammars of all live matchers. Clients with
-    keys share none: whether a grammar is cached would tell one client what another asks for.
+    It keeps the most recently used grammars, and those of all live matchers. Clients with keys
+    share none, since a cached grammar would reveal what another client requested.
 
     Args:
         tokenizer: the model's tokenizer.
         vocab_size: number of the model's logits.
         end_tokens: tokens that end a text; they are allowed where the grammar is complete.
-        process: where grammars are tried.
+        process: tries grammars.
 
     Attributes:
         vocabulary: the library's form of the tokens.
-        most_bytes: bound of the memory of grammars that are kept for later requests.
+        most_bytes: maximum memory of cached grammars.
     """
 
     def __init__(
@@ -111,10 +113,10 @@ class Grammars:
         self._compiling = threading.Lock()
 
     def matcher(self, grammar: Grammar, client: str = "") -> Matcher:
-        """Return a matcher at the start of a client's grammar, compiled if it is not known.
+        """Return a matcher at the start of a client's grammar; compile it if it is not cached.
 
         Raises:
-            GrammarError: the grammar is wrong or takes too much, or allows no text, or the library
+            GrammarError: the grammar is wrong, exceeds a limit or allows no text, or the library
                 does not support the model's tokenizer.
             ProgramProcessError: see `GrammarProcess`.
         """
@@ -133,7 +135,7 @@ class Grammars:
 
         Args:
             grammar, client: see `matcher`.
-            worn: also take one that other answers have worn out: the engine does not compile.
+            worn: accept one that other answers have worn out, for the engine, which never compiles.
         """
         with self._lock:
             compiled = self._living.get((client, grammar))
@@ -143,7 +145,7 @@ class Grammars:
             return self._matcher(compiled)
 
     def stop(self) -> None:
-        """End the compilation that runs: its client has left."""
+        """End the running compilation: its client has left."""
         self._process.stop()
 
     def _matcher(self, compiled: _Compiled) -> Matcher:
@@ -190,7 +192,7 @@ class Grammars:
         return compiled
 
     def _log_once(self, ignored: Sequence[IgnoredKeyword]) -> None:
-        """Have each kind of keyword that is not enforced in the log once."""
+        """Log each keyword that is not enforced, once."""
         for item in ignored:
             keyword = item.path.rpartition("/")[2] or "schema"
             if keyword not in self._named:
@@ -215,13 +217,13 @@ def _on_large_stack(work: Callable[[], _T]) -> _T:
     before = threading.stack_size(4 * STACK_BYTES)
     try:
         threading.Thread(target=run, name="compile").start()
-    finally:  # another thread that starts meanwhile has a larger stack than it needs
+    finally:  # a thread that another one starts meanwhile only gets a larger stack
         threading.stack_size(before)
     return done.result()
 
 
 class Matcher:
-    """Position of one answer in its grammar. Used by one thread.
+    """The position of one answer in its grammar. Used by one thread.
 
     All requests wait while it works, so its processor time is counted. A request whose grammar
     takes more than its share of the passes ends with an error.
@@ -230,7 +232,7 @@ class Matcher:
         matcher: the library's, at the start of the grammar.
         words: number of words in a mask.
         end_tokens: tokens that end a text.
-        compiled: the original of the matcher; it stays compiled as long as the matcher lives.
+        compiled: the matcher's original, which stays cached as long as the matcher lives.
     """
 
     def __init__(
@@ -245,12 +247,12 @@ class Matcher:
         self._words = words
         self._end_tokens = end_tokens
         self._now: Masks | None = None  # the mask of the next token, once computed
-        self._certain: list[int] | None = None  # what must follow, last token first; once computed
+        self._certain: list[int] | None = None  # forced tokens, last first, once computed
         self._credit = _CREDIT_SECONDS
 
     @property
     def ignored(self) -> tuple[IgnoredKeyword, ...]:
-        """The keywords of JSON schemas that the answer need not follow."""
+        """The keywords of JSON schemas that the answer does not have to follow."""
         return () if self._compiled is None else self._compiled.ignored
 
     @property
@@ -259,7 +261,7 @@ class Matcher:
         return self._matcher.is_stopped()
 
     def allows(self, tokens: Sequence[int]) -> int:
-        """Return how many tokens the grammar allows, counted from the first."""
+        """Return how many of the tokens the grammar allows, from the first on."""
         with self._counted():
             allowed: int = self._matcher.validate_tokens(list(tokens))
         return allowed
@@ -268,7 +270,7 @@ class Matcher:
         """Add a token of the answer.
 
         Raises:
-            GrammarError: the grammar does not allow it, or is too complex to be followed.
+            GrammarError: the grammar does not allow it, or is too complex to follow.
         """
         with self._counted():
             if not self._matcher.consume_token(token):
@@ -280,12 +282,12 @@ class Matcher:
         self._certain = self._certain or None
 
     def forced(self, most: int) -> tuple[int, ...]:
-        """Return up to `most` tokens that must follow: each is the only one allowed there.
+        """Return up to `most` forced tokens: each is the only one allowed at its position.
 
-        End tokens are not returned; the target chooses them.
+        It never returns end tokens, which the target chooses.
 
         Raises:
-            GrammarError: the grammar is too complex to be followed.
+            GrammarError: the grammar is too complex to follow.
         """
         forced: list[int] = []
         for token in reversed(self._must_follow()[-most:] if most else ()):
@@ -300,13 +302,13 @@ class Matcher:
         Args:
             tokens: [k]; after the first one that ends the text or is not allowed, the masks allow
                 all tokens.
-            forced: allowed tokens that come before.
+            forced: allowed tokens that come before them.
 
         Returns:
             [k + 1, words]; token i is bit i % 32 of word i // 32.
 
         Raises:
-            GrammarError: the grammar is too complex to be followed.
+            GrammarError: the grammar is too complex to follow.
         """
         masks = np.full((len(tokens) + 1, self._words), ~np.uint32(0))
         certain = self._must_follow()
@@ -333,7 +335,7 @@ class Matcher:
         return masks
 
     def settle(self, seconds: float) -> None:
-        """Note the seconds that a pass of the request took.
+        """Credit the request's grammar with its share of a pass's seconds.
 
         Raises:
             GrammarError: the grammar has taken more than its share of the passes.
@@ -344,14 +346,14 @@ class Matcher:
             raise GrammarError(f"following it takes more than {_SHARE:.0%} of the model's time")
 
     def probe(self) -> None:
-        """Follow the grammar for some tokens, to learn how long its masks take.
+        """Follow the grammar for some tokens, to measure how long its masks take.
 
         Raises:
             GrammarError: they take too long, or it allows no text.
         """
         draw = random.Random(0)  # nosec B311: not a secret
         slow = 0
-        self._mask()  # the first one reads much that later ones reuse
+        self._mask()  # slower than later ones, which reuse its states
         for step in range(_PROBED):
             bits = np.unpackbits(self._mask().view(np.uint8), bitorder="little")
             allowed = [token for token in bits.nonzero()[0] if token not in self._end_tokens]
@@ -367,14 +369,14 @@ class Matcher:
                 return  # other texts may be simple enough
             seconds = time.thread_time() - begun
             slow += seconds > _MASK_SECONDS
-            if slow > 1:  # one may be a pause of the machine
+            if slow > 1:  # one may be a machine's pause
                 raise GrammarError(
-                    f"to follow it takes {1000 * seconds:.0f} ms for a token: "
+                    f"following it takes {1000 * seconds:.0f} ms per token; "
                     f"at most {1000 * _MASK_SECONDS:.0f} ms are allowed"
                 )
 
     def _must_follow(self) -> Sequence[int]:
-        """Return the tokens that must follow, the last one first."""
+        """Return the forced tokens, the last one first."""
         if self._certain is None:
             with self._counted():
                 self._certain = self._matcher.compute_ff_tokens()[::-1]
@@ -420,7 +422,7 @@ class Matcher:
             read()
             if spent > _CALL_SECONDS:
                 raise GrammarError(
-                    f"following it takes more than {1000 * _CALL_SECONDS:.0f} ms at once"
+                    f"following it takes more than {1000 * _CALL_SECONDS:.0f} ms in one pass"
                 )
 
         try:

@@ -203,7 +203,7 @@ def write(grammar: Grammar, effort: Effort) -> Source:
         raise GrammarError(f"it has more than {MAX_CHARACTERS} characters", in_tools=in_tools)
     source = _written(grammar, effort)
     if len(source.text) > _MAX_WRITTEN:
-        raise GrammarError("it is too large once its parts are written out")
+        raise GrammarError("it is too large once it is expanded")
     return source
 
 

@@ -21,14 +21,14 @@ _BYTE_ENTRY = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's spelling of
 # The letters of a key may be spelled as escapes.
 _MAY_HAVE_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]|\\u00[4-7]')
 _SPACE = "\u2581"  # SentencePiece's sign for a space
-# Words whose tokens the library caches, for each thread. Its own default, 10,000, takes 80 MB where
-# they are long, and is no faster.
+# Words whose tokens the library caches, for each thread. Its default, 10,000, takes 80 MB if they
+# are long, and is no faster.
 _CACHED_WORDS = 512
-_MAX_SHOWN = 1 << 14  # tokens whose bytes are cached: 2.5 MB; all 262,144 would take 40
+_MAX_SHOWN = 1 << 14  # tokens whose bytes are cached: 2.5 MB; all 262,144 would take 40 MB
 
 
 class TokenizerError(RuntimeError):
-    """A tokenizer cannot be loaded, or fails at a text."""
+    """A tokenizer cannot be loaded, or fails on a text."""
 
 
 @contextmanager
@@ -61,7 +61,7 @@ class Tokenizer:
             tokenizer.model._resize_cache(_CACHED_WORDS)
         added = tokenizer.get_added_tokens_decoder()
         self._special = {index: token.content for index, token in added.items() if token.special}
-        # llguidance takes all added tokens of this form for special ones, too.
+        # llguidance treats all added tokens of this form as special.
         self._marks = {
             token.content: index
             for index, token in added.items()
@@ -82,7 +82,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read a model folder's tokenizer: tokenizer.json and what `added_tokens` adds to it.
+        """Read a model folder's tokenizer: tokenizer.json and the tokens of `added_tokens`.
 
         Raises:
             TokenizerError: `tokenizer.json` is missing or broken.
@@ -100,7 +100,7 @@ class Tokenizer:
                     _check_prefix(json.loads(bytes(text)))
             with _panics_are_errors():
                 tokenizer = FastTokenizer.from_file(str(path))
-                tokenizer.no_truncation()  # a published file may cut and fill up every text
+                tokenizer.no_truncation()  # a published file may truncate and pad every text
                 tokenizer.no_padding()
                 add_missing(tokenizer, folder)
                 return cls(tokenizer)
@@ -111,13 +111,13 @@ class Tokenizer:
         """Return the tokens of a text, with the special tokens that the model expects around it.
 
         Args:
-            text: a special token that is spelled out in the text becomes this token.
-            special_tokens: False if the text has them already, as a chat template writes them.
+            text: the text; a special token that it spells out becomes that token.
+            special_tokens: False if the text already has them, as from a chat template.
         """
         return tuple(chain.from_iterable(self.parts(text, special_tokens=special_tokens)))
 
     def parts(self, text: str, *, special_tokens: bool = True) -> Iterator[list[int]]:
-        """Yield the tokens that `encode` returns, of a long text a few thousand at a time.
+        """Yield the tokens that `encode` returns; of a long text, a few thousand at a time.
 
         Raises:
             UncutText: a long text has nowhere to be cut.
@@ -158,13 +158,13 @@ class Tokenizer:
         return tuple(self._around[0])
 
     def encode_as_text(self, text: str, marks: frozenset[str]) -> tuple[int, ...]:
-        """Return the tokens of a text in which special tokens and these marks are only letters."""
+        """Return the tokens of a text, with special tokens and these marks as plain text."""
         if (plain := self._plain.get(marks)) is None:
             plain = self._plain[marks] = self._without(marks)
         return tuple(chain.from_iterable(self._parts(plain, text)))
 
     def _without(self, marks: frozenset[str]) -> FastTokenizer:
-        """The tokenizer, whose model it shares, without its special tokens and these marks."""
+        """Return this tokenizer, with the same model, without special tokens and these marks."""
         plain = FastTokenizer(self._tokenizer.model)
         plain.normalizer = self._tokenizer.normalizer
         plain.pre_tokenizer = self._tokenizer.pre_tokenizer
@@ -176,12 +176,12 @@ class Tokenizer:
         return plain
 
     def encode_further(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a text that goes on from others: no space is put before it."""
+        """Return the tokens of a text that continues another: no space is put before it."""
         return tuple(_encoded(self._further, text))
 
     @cached_property
     def _further(self) -> FastTokenizer:
-        """The tokenizer without the step that puts a space before a text; they share a model."""
+        """This tokenizer, with the same model, without the step that puts a space before a text."""
         whole = self._tokenizer
         states = [_state(whole.normalizer), _state(whole.pre_tokenizer)]
         kept = [*map(_without_prefix, states)]
@@ -194,7 +194,7 @@ class Tokenizer:
         return further
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        """Return the text of tokens; special tokens have none, unless they are to be spelled."""
+        """Return the text of tokens; with `special`, special tokens are spelled out."""
         with _panics_are_errors():
             return self._tokenizer.decode(tokens, skip_special_tokens=not special)
 
@@ -227,7 +227,7 @@ class Tokenizer:
         return shown
 
     def _bytes(self, token: int) -> bytes:
-        """What the decoder makes of a token after another one; added tokens are no exception."""
+        """Return the bytes that a token, added ones included, decodes to after another token."""
         entry = self._tokenizer.id_to_token(token) or ""
         if self._byte_level:
             try:
@@ -254,7 +254,7 @@ class Tokenizer:
 
 
 def _encoded(tokenizer: FastTokenizer, text: str, *, special_tokens: bool = False) -> list[int]:
-    # As a batch: `encode` would hold the interpreter lock, for 2 s with 1 MB of text.
+    # As a batch: `encode` would hold Python's global lock, for 2 s with 1 MB of text.
     with _panics_are_errors():
         (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=special_tokens)
     tokens: list[int] = encoding.ids
@@ -262,18 +262,18 @@ def _encoded(tokenizer: FastTokenizer, text: str, *, special_tokens: bool = Fals
 
 
 def _added(tokenizer: FastTokenizer) -> list[AddedToken]:
-    """Copies of the added tokens; another tokenizer gives them the same ids in this order."""
+    """Copy the added tokens, in an order in which another tokenizer gives them the same ids."""
     added = tokenizer.get_added_tokens_decoder()
     return [added[index] for index in sorted(added)]
 
 
 def _state(part: Any) -> Any:
-    """Return a part of a tokenizer as `tokenizer.json` describes it; None if there is none."""
+    """Return a tokenizer's part as in `tokenizer.json`; None if there is none."""
     return None if part is None else json.loads(part.__getstate__())
 
 
 def _part(kind: type[Any], state: Any) -> Any:
-    """Return what `_state` describes; `kind` is the `Sequence` of such parts."""
+    """Return the part with this `_state`; `kind` is the `Sequence` class of such parts."""
     if state is None:
         return None
     part = kind([])
@@ -296,8 +296,8 @@ def _without_prefix(state: Any) -> Any:
 def _check_prefix(content: Any) -> None:
     """Refuse merges whose second part lacks `continuing_subword_prefix`.
 
-    The library cuts the bytes of the prefix off this part without a check. A cut in the middle of a
-    character ends the process.
+    The library cuts off as many bytes without a check, and a cut within a character ends the
+    process.
 
     Raises:
         ValueError: there is such a merge.

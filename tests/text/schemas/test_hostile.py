@@ -75,7 +75,7 @@ HOSTILE: dict[str, Any] = {
 }
 
 
-TOO_LARGE = "it is too large once its parts are written out"
+TOO_LARGE = "it is too large once it is expanded"
 UNWRITTEN = {  # those that cannot be written: what is said
     **dict.fromkeys(("all refer to all, anyOf", "all refer to all, oneOf"), TOO_LARGE),
     "many names in many branches": TOO_LARGE,

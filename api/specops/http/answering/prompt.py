@@ -391,7 +391,7 @@ def prompt_tokens(prompt: str | list[int], engine: Engine, field: str) -> tuple[
     if wrong := [token for token in prompt if token >= engine.info.vocab_size]:
         raise InvalidField(
             field,
-            f"token {wrong[0]} is out of vocabulary, which has {engine.info.vocab_size} tokens",
+            f"token {wrong[0]} is not in the vocabulary of {engine.info.vocab_size} tokens",
         )
     return tuple(prompt)
 

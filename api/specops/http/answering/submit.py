@@ -237,7 +237,7 @@ def biases(body: EngineOptions, engine: Engine) -> tuple[tuple[int, float], ...]
         tokens = (token,) if isinstance(token, int) else _spelled(token, engine)
         if not tokens or max(tokens) >= engine.info.vocab_size:
             vocab = engine.info.vocab_size
-            message = f"token {token!r} is out of vocabulary, which has {vocab} tokens"
+            message = f"token {token!r} is not in the vocabulary of {vocab} tokens"
             raise InvalidField("logit_bias", message)
         by_token |= dict.fromkeys(tokens, bias)
     if body.bans_ends and body.ignore_eos:

@@ -108,7 +108,8 @@ class Hosts:
         """
         host = headers.get("host", "")
         if _NOT_IN_HOST.search(host):
-            raise ApiError(400, f"{host[:_MAX_NAME]!r} is no name of a host", code="invalid_host")
+            message = f"{host[:_MAX_NAME]!r} is not a valid host name"
+            raise ApiError(400, message, code="invalid_host")
         if path in ANY_HOST_PATHS or self.answers_to(host):
             return
         name = (host_name(host) or host)[:_MAX_NAME]

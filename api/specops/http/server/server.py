@@ -197,5 +197,5 @@ def _check_address(settings: Settings) -> None:
     except OSError as error:
         raise ConfigError(
             f"cannot listen on {settings.host}, port {settings.port}: {error.strerror}. "
-            "SPECOPS_HOST and SPECOPS_PORT, or --host and --port, take another address"
+            "Choose another address with SPECOPS_HOST and SPECOPS_PORT, or --host and --port"
         ) from error

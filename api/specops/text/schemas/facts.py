@@ -79,7 +79,7 @@ class SchemaAnalyzer:
         """
         self._steps += 1
         if self._steps > _MAX_STEPS:
-            raise SchemaError(path, "it refers to itself in too many ways to be read")
+            raise SchemaError(path, "it refers to itself in too many ways")
 
     def check(self, node: Schema) -> None:
         """Refuse a schema of a wrong shape: see `shapes.check`."""

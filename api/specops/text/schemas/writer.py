@@ -265,7 +265,7 @@ class _Writer:
     def _grow(self, count: int, at: str) -> None:
         self._written += count
         if self._written > _MAX_WRITTEN:
-            raise SchemaError(at, "it is too large once its parts are written out")
+            raise SchemaError(at, "it is too large once it is expanded")
 
     def _part(self, node: Any, at: str, names: Names | None = None, *, forms: bool = False) -> Any:
         """Write a schema that is joined to others, or one value's keywords.

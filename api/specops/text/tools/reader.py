@@ -1,8 +1,8 @@
-"""Splits an answer, while it is generated, into reasoning, text and calls of tools.
+"""Splits an answer, while it is generated, into reasoning, text and tool calls.
 
-The reader takes the text character by character, so token boundaries do not matter. It holds
-back text that may be the beginning of a tag until further characters decide. Text that looks like a
-call but is not one stays text.
+The reader works character by character, so token boundaries do not matter. It holds back text that
+may start a tag until further characters settle it. Text that looks like a call but is not one stays
+text.
 """
 
 import json
@@ -25,7 +25,7 @@ from specops.text.tools.arguments import (
 from specops.text.tools.blocks import AnswerBlocks, Block, Delta
 from specops.text.tools.formats import GENERIC, TOOL_NAME, WILDCARD, Tool, ToolFormat, parts
 
-# Keys with which a call may begin, besides its format's own.
+# Keys with which a call may begin, besides its format's.
 _KEYS = frozenset({"name", "type", "id", "function", "arguments", "parameters", "tool_call_id"})
 _SPACES = " \t\r\n"
 _TOOL_NAME = re.compile(TOOL_NAME)
@@ -33,7 +33,7 @@ _MAX_BETWEEN = 256  # characters between a name and its arguments
 _NAME_CHARACTER = re.compile(r"[a-zA-Z0-9_.:/-]")
 _KEY_CHARACTER = re.compile(r"[^\n,(){}\[\]<>]")  # of an argument's name among literals
 _T = TypeVar("_T")
-Reading = Generator[None, None, _T]  # reads a part of the answer, up to the character after it
+Reading = Generator[None, None, _T]  # reads a part of the answer, and one character after it
 Take = Callable[[str], object]
 
 
@@ -43,13 +43,12 @@ class AnswerReader:
     Args:
         calls: the format of calls; None: the answer has no calls.
         tools: the tools. JSON without an opening is a call only if it names one of them; arguments
-            that are not written as JSON get the types of their schemas.
+            that are not JSON get the types of their schemas.
         reasoning_tags: the tags around reasoning; None: the answer has no reasoning.
         starts_in_reasoning: whether the prompt ends with the first of these tags.
 
     Attributes:
-        unread: number of characters of the last text that came after a call that was `repeated`;
-            the reader takes no text after it.
+        unread: number of characters of the last text after a `repeated` call, where reading ends.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class AnswerReader:
         self.unread = 0
         self._say, self._think = (partial(found.show, kind) for kind in ("text", "reasoning"))
         self._emit_arguments = found.argue
-        self._char = ""  # that is read next; empty: the answer has ended
+        self._char = ""  # the next character; empty: the answer has ended
         self._machine = self._answer(starts_in_reasoning=starts_in_reasoning)
         next(self._machine)
 
@@ -106,7 +105,7 @@ class AnswerReader:
         return self._found.take()
 
     def finish(self) -> list[Delta]:
-        """Return the text that was held back; the answer has ended."""
+        """Return the text still held back; the answer has ended."""
         if not self._plain and not self.repeated:
             self._char = ""
             next(self._machine, None)
@@ -138,7 +137,7 @@ class AnswerReader:
         self._found.end_reasoning()
 
     def _until(self, markers: tuple[str, ...], take: Take) -> Reading[str]:
-        """Read text up to one of the markers; return the marker, or nothing at the end."""
+        """Read text up to one of the markers; return the marker, or "" at the answer's end."""
         held = ""
         while self._char:
             held += self._char
@@ -158,7 +157,7 @@ class AnswerReader:
             yield
 
     def _past(self, raw: list[str]) -> Reading[None]:
-        """Read a character, and the white space after it."""
+        """Read one character and the white space after it."""
         raw.append(self._char)
         yield
         yield from self._space(raw.append)
@@ -190,7 +189,7 @@ class AnswerReader:
         self._say(after)
 
     def _follow(self, expected: list[str], raw: list[str]) -> Reading[bool]:
-        """Read parts of a format, white space before each; return whether all were there."""
+        """Read parts of a format, with white space before each; return whether all came."""
         for index, part in enumerate(expected):
             yield from self._space(raw.append)
             if part == WILDCARD:
@@ -210,7 +209,7 @@ class AnswerReader:
         """Read one of several texts; white space does not matter.
 
         Returns:
-            Its index, and text that was read after it. None: at most the first parts were there.
+            Its index, or None if at most its first parts came; and text that was read after it.
         """
         cut = [parts(text.partition(WILDCARD)[0]) for text in texts]
         squeezed = ["".join(pieces) for pieces in cut]
@@ -245,11 +244,11 @@ class AnswerReader:
                 yield from self._space()
 
     def _unquoted(self, raw: list[str], *, sure: bool) -> Reading[None]:
-        """Read calls whose names are not JSON, or else text.
+        """Read calls whose names are not JSON, or text.
 
         Args:
             raw: the text before the first name.
-            sure: the calls were opened as the format says.
+            sure: whether the calls were opened as in the format.
         """
         form = self._form
         while True:
@@ -291,7 +290,7 @@ class AnswerReader:
                 yield from self._follow([WILDCARD, *parts(rest)], raw)
 
     def _tagged(self, schema: dict[str, Any]) -> Reading[int | None]:
-        """Read a call's arguments with tags around them; return what follows: 0 another call."""
+        """Read a call's arguments between tags; return what follows, 0 for another call."""
         form = self._form
         separator = "{"
         while True:
@@ -314,7 +313,7 @@ class AnswerReader:
                 return None
 
     def _tagged_value(self, types: set[str]) -> Reading[bool]:
-        """Read an argument and the tag that closes it; return whether it was whole."""
+        """Read an argument and its closing tag; return whether it was complete."""
         form = self._form
         if form.key_close.endswith("\n") and self._char == "\n":
             yield
@@ -345,10 +344,10 @@ class AnswerReader:
     def _argument_name(self, raw: list[str], schema: dict[str, Any]) -> Reading[str | None]:
         """Read an argument's name, up to its value, or the end of a call's arguments.
 
-        The names in the schema may contain characters that would end another one.
+        Names in the schema may contain characters that would end other names.
 
         Returns:
-            The name; empty at the end; None for neither.
+            The name; "" at the end; None for neither.
         """
         yield from self._space(raw.append)
         if self._char == self._form.end:
@@ -374,7 +373,7 @@ class AnswerReader:
         return key
 
     def _literals(self, key: str | None, schema: dict[str, Any]) -> Reading[int | None]:
-        """Read a call's arguments, from the first one's value on; return as `_tagged` does."""
+        """Read a call's arguments from the first one's value on; return the same as `_tagged`."""
         form = self._form
         separator = "{"
         while key != "":
@@ -399,7 +398,7 @@ class AnswerReader:
         return 0 if which is None and not after and another else which
 
     def _literal_value(self, types: set[str]) -> Reading[None]:
-        """Read an argument's value, up to the comma or the end of the call after it."""
+        """Read an argument's value, up to a comma or the end of the call."""
         raw: list[str] = []
         for quote in dict.fromkeys((*self._form.quotes, '"')):
             begins = not raw and self._char == quote[0]
@@ -415,7 +414,7 @@ class AnswerReader:
             self._emit_arguments(literal_as_json("".join(raw).strip(), self._form.quote, types))
 
     def _quoted(self, quote: str) -> Reading[bool]:
-        """Read a text and the quote that closes it; return whether it was whole."""
+        """Read a text and its closing quote; return whether it was complete."""
         if len(quote) > 1:
             end = yield from self._until(
                 (quote,), lambda text: self._emit_arguments(_escaped(text))
@@ -441,7 +440,7 @@ class AnswerReader:
                         raw.append(quote)
                         yield
                     ended = len(raw) == 3
-                else:  # templates that escape none write it within texts, too: more text follows
+                else:  # templates without escapes also write it within texts: more text follows
                     yield from self._space(raw.append)
                     ended = not self._char or self._char in f",{self._form.end}"
                 if ended:
@@ -458,7 +457,7 @@ class AnswerReader:
         return False
 
     def _bare_value(self, raw: list[str]) -> Reading[None]:
-        """Read a value that is not a text, up to the comma or the end of the call after it."""
+        """Read a value that is not a text, up to a comma or the end of the call."""
         depth, within, item = 0, "", ""  # item: the part read so far of a list's or object's item
         while char := self._char:
             if not depth and not within and char in f",{self._form.end}":
@@ -476,13 +475,13 @@ class AnswerReader:
                 item = ""
             else:
                 item += char if item else char.strip()
-            # Models with their own marks write this one, too, as in other languages.
+            # Models with their own quotes also write this one, as in other languages.
             opened = ('"',) if item == '"' else self._form.quotes
             within = next((mark for mark in opened if item.endswith(mark)), "")
             depth = max(0, depth + (char in "{[(") - (char in "}])"))
 
     def _call(self, before: str) -> Reading[None]:
-        """Read a JSON object: a call, or else text, together with the text `before` it."""
+        """Read a JSON object: a call, or text, together with the text `before` it."""
         raw = [before]
         name = arguments = ""
         begun = False
@@ -567,7 +566,7 @@ def _loaded(text: str) -> object:
 
 def _before_arguments(form: ToolFormat) -> str:
     """Return a regular expression of a call from its name to its arguments."""
-    if "[ARGS]" in form.middle:  # some of Mistral's models write ids, some do not
+    if "[ARGS]" in form.middle:  # only some of Mistral's models write ids
         return rf"({TOOL_NAME})\s*(?:\[CALL_ID\].*?)?(?:\[ARGS\])?\s*"
     pieces = (".*?" if part == WILDCARD else re.escape(part) for part in parts(form.middle))
     return rf"({TOOL_NAME})\s*" + r"\s*".join(pieces) + r"\s*"
