@@ -207,20 +207,10 @@ static OrtStatus *get_input(const OrtKernelContext *context, size_t index, const
 
 static OrtStatus *get_data(OrtValue *value, void **out) { return *out = value->data, NULL; }
 
-static OrtStatus *get_shape(const OrtValue *value, OrtShape **out) {
-    return *out = (OrtShape *)value, NULL;
-}
-
-static OrtStatus *get_count(const OrtShape *shape, size_t *out) {
-    return *out = ((const OrtValue *)shape)->count, NULL;
-}
-
-static OrtStatus *get_dimensions(const OrtShape *shape, int64_t *values, size_t count) {
-    memcpy(values, ((const OrtValue *)shape)->dimensions, count * sizeof *values);
+static OrtStatus *get_shape(const OrtValue *value, int *type, const int64_t **dimensions, size_t *count) {
+    *type = ORT_FLOAT, *dimensions = value->dimensions, *count = value->count;
     return NULL;
 }
-
-static void release_shape(OrtShape *shape) { (void)shape; }
 
 // Number of elements of a tensor; -1: more than ONNX Runtime could hold.
 static int64_t elements(const int64_t *dimensions, size_t count) {
@@ -276,15 +266,12 @@ static OrtStatus *parallel(const OrtKernelContext *context, void (*work)(void *,
 
 static const OrtApi API = {.CreateStatus = create_status,
                            .GetTensorMutableData = get_data,
-                           .GetDimensionsCount = get_count,
-                           .GetDimensions = get_dimensions,
-                           .GetTensorTypeAndShape = get_shape,
+                           .GetTensorElementTypeAndShapeDataReference = get_shape,
                            .KernelInfoGetAttribute_float = get_real,
                            .KernelInfoGetAttribute_int64 = get_whole,
                            .KernelInfoGetAttributeArray_int64 = get_list,
                            .KernelContext_GetInput = get_input,
                            .KernelContext_GetOutput = get_output,
-                           .ReleaseTensorTypeAndShapeInfo = release_shape,
                            .KernelContext_ParallelFor = parallel};
 
 // -- cases of the operators ------------------------------------------------------------------------

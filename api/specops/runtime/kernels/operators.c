@@ -11,22 +11,22 @@ const OrtApi *api;
 
 static OrtStatus *read_input(const OrtKernelContext *context, size_t index, Tensor *tensor) {
     const OrtValue *value;
-    OrtShape *shape;
+    const int64_t *dimensions;
+    int type;
     tensor->data = NULL;
     tensor->count = 0;
     OrtStatus *status = api->KernelContext_GetInput(context, index, &value);
     if (status || !value) return status;
     status = api->GetTensorMutableData((OrtValue *)value, &tensor->data);
-    if (!status) status = api->GetTensorTypeAndShape(value, &shape);
+    if (!status)
+        status = api->GetTensorElementTypeAndShapeDataReference(value, &type, &dimensions, &tensor->count);
     if (status) return status;
-    status = api->GetDimensionsCount(shape, &tensor->count);
-    if (!status && (tensor->count < 1 || tensor->count > MAX_DIMENSIONS))
-        status = failure("an input has no dimensions or too many");
-    if (!status) status = api->GetDimensions(shape, tensor->dimensions, tensor->count);
-    api->ReleaseTensorTypeAndShapeInfo(shape);
+    if (tensor->count < 1 || tensor->count > MAX_DIMENSIONS)
+        return failure("an input has no dimensions or too many");
+    memcpy(tensor->dimensions, dimensions, tensor->count * sizeof *dimensions);
     static char nothing;
     if (!tensor->data) tensor->data = &nothing;  // a tensor without elements is not a missing one
-    return status;
+    return NULL;
 }
 
 OrtStatus *read_inputs(const OrtKernelContext *context, size_t count, Tensor *tensors) {
