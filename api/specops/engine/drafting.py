@@ -84,14 +84,14 @@ class Drafting:
         awake = [item for item in drafting if item.state.may_draft(now)]
         if awake:
             self._draft(step, scheduled, awake, prompt_tokens)
-        due = [item.state.speculation.due for item in drafting]
         step.declined_drafters = [
-            item.state.request.drafter for item, at in zip(drafting, due, strict=True) if at > now
+            item.state.request.drafter for item in drafting if item.state.speculation.due > now
         ]
         if awake:
             return [item for item in scheduled if not item.state.finish]
-        self._resting, self._declined = decoding, step.declined_drafters
+        due = [item.state.speculation.due for item in drafting]
         self._rest_ends = min(due, default=float("inf"))
+        self._resting, self._declined = decoding, step.declined_drafters
         return scheduled
 
     def _draft(
@@ -101,8 +101,11 @@ class Drafting:
         count = len(scheduled)
         if not prompt_tokens:
             step.draft_seconds += self._read_ahead([item.state for item in awake], count)
-        planned = [(item, self._plan(item, count, prompt_tokens)) for item in awake]
-        asking = [(item, proposal) for item, proposal in planned if proposal is not None]
+        asking = [
+            (item, proposal)
+            for item in awake
+            if (proposal := self._plan(item, count, prompt_tokens)) is not None
+        ]
         begun = self._clock()
         asks = self._ask_all(asking, count, prompt_tokens) if asking else 0
         if any(proposal.draft.tokens for _, proposal in asking) or any(
