@@ -32,7 +32,7 @@ _TOKENS = range(100, 300)  # ids in random prompts: every vocabulary has them
 _SOON = 1.0  # seconds
 _COST = re.compile(r'^specops_pass_cost_seconds\{kind="tokens",size="(\d+)"\} (.+)', re.MULTILINE)
 _TARGETS = {"first token, mean": 0.6, "first token, p50": 0.45, "whole answer, p99": 1.05}
-_QUESTION_SLOWED, _DOCUMENT_SLOWED = 6.0, 3.0  # maximum slowdown compared with alone
+_SLOWED = {"question behind a document": 6.0, "document under questions": 3.0}  # at most
 
 
 Wait = tuple[float, float, int, int, float]
@@ -206,39 +206,35 @@ def outcome(
     }
     tables, targets = [], []
     for rate, sides in waits.items():
-        columns = {side: _figures(each, lengths, alone[side]) for side, each in sides.items()}
+        figures = {side: _figures(each, lengths, alone[side]) for side, each in sides.items()}
         rows = []
-        for name in columns[OURS]:
-            values = [figures[name] for figures in columns.values()]
-            share = values[-1] / values[0] if values[0] else float("nan")
-            cells = [f"{value:.2f}" for value in (*values, share)]
-            rows.append((name, *cells[: 3 if OTHER in columns else 1]))
-            if OTHER in columns and name in _TARGETS:
-                what = f"{rate}, {name}: share of the other's"
-                targets.append(Target(what, _TARGETS[name], share, at_most=True))
-        shown = ("seconds", *columns, "share") if OTHER in columns else ("seconds", OURS)
+        for name, ours in figures[OURS].items():
+            row = {"seconds": name} | {side: f"{each[name]:.2f}" for side, each in figures.items()}
+            if OTHER in figures:
+                share = ours / (figures[OTHER][name] or float("nan"))
+                row["share"] = f"{share:.2f}"
+                if name in _TARGETS:
+                    what = f"{rate}, {name}: share of the other's"
+                    targets.append(Target(what, _TARGETS[name], share, at_most=True))
+            rows.append(row)
         note = f"{plan.requests} requests at random times; slowdown: over the same length alone"
-        tables.append(Table(f"Order of prompts, {rate}: {title}", shown, rows, (note,)))
+        tables.append(Table.of(f"Order of prompts, {rate}: {title}", rows, (note,)))
     rows = []
     for side, each in people.items():
-        question = np.array(each["question"]) / alone[side][0]
-        document = np.array(each["document"]) / alone[side][-1]
-        rows.append((side, *(f"{seconds:.2f}" for seconds in alone[side][::2]),
-                     f"{np.median(question):.1f} to {question.max():.1f}",
-                     f"{np.median(document):.1f} to {document.max():.1f}"))  # fmt: skip
-        if side == OURS:
-            for what, most, found in (
-                ("a question behind a document", _QUESTION_SLOWED, question),
-                ("a document under a stream of questions", _DOCUMENT_SLOWED, document),
-            ):
-                targets.append(
-                    Target(f"{what}: times alone", most, float(found.max()), at_most=True)
-                )
-    columns_ = ("first token", "question alone, s", "document alone, s",
-                "question behind a document, times alone",
-                "document under questions, times alone")  # fmt: skip
+        slowed = {
+            "question behind a document": np.array(each["question"]) / alone[side][0],
+            "document under questions": np.array(each["document"]) / alone[side][-1],
+        }
+        row = {"first token": side, "question alone, s": f"{alone[side][0]:.2f}"}
+        row["document alone, s"] = f"{alone[side][-1]:.2f}"
+        for what, times in slowed.items():
+            row[f"{what}, times alone"] = f"{np.median(times):.1f} to {times.max():.1f}"
+            if side == OURS:
+                most = float(times.max())
+                targets.append(Target(f"{what}: times alone", _SLOWED[what], most, at_most=True))
+        rows.append(row)
     note = f"{plan.document} and {plan.question} tokens, {plan.rounds} rounds: median to the worst"
-    tables.append(Table(f"Two people: {title}", columns_, rows, (note,)))
+    tables.append(Table.of(f"Two people: {title}", rows, (note,)))
     result = {"plan": asdict(plan), "waits": waits, "people": people}
     return Outcome(result, tables, targets=targets)
 
@@ -248,14 +244,10 @@ def _figures(
 ) -> dict[str, float]:
     first, whole, tokens, *_ = (np.array(column) for column in zip(*waits, strict=True))
     least = np.interp(tokens, lengths, alone)
-    quantiles = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
     found = {"the same lengths alone, p50": float(np.median(least))}
-    found["first token, mean"] = float(first.mean())
-    found |= {f"first token, {name}": float(np.quantile(first, q)) for name, q in quantiles.items()}
-    found["whole answer, mean"] = float(whole.mean())
-    found |= {
-        f"whole answer, {name}": float(np.quantile(whole, q)) for name, q in quantiles.items()
-    }
+    for name, seconds in (("first token", first), ("whole answer", whole)):
+        found[f"{name}, mean"] = float(seconds.mean())
+        found |= {f"{name}, p{q}": float(np.percentile(seconds, q)) for q in (50, 95, 99)}
     found["slowdown, p95"] = float(np.quantile(first / least, 0.95))
     found["share within 1 s"] = float((first <= _SOON).mean())
     return found
