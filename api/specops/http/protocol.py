@@ -1,12 +1,12 @@
-"""A protocol's conventions for the server, besides its endpoints: its prompts and its errors.
+"""A protocol's conventions, besides its endpoints: its prompts and its errors.
 
-OpenAI's conventions are the default. All endpoints but Anthropic's and Ollama's report errors in
-its form:
+OpenAI's conventions are the default. All endpoints except Anthropic's and Ollama's report errors
+in its form:
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
 
-`param` names the field that is wrong, if there is one. Client libraries turn every protocol's
-errors into their own exceptions.
+`param` names the wrong field, if there is one. Client libraries turn every protocol's errors into
+their own exceptions.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,11 +28,11 @@ OPENAI_TYPES = {
 
 
 class Prompt(NamedTuple):
-    """An endpoint that the engine works for.
+    """An endpoint that uses the engine.
 
     Attributes:
-        field: of the body, which has the prompt.
-        operation: OpenTelemetry's name of what the endpoint does.
+        field: the body's field with the prompt.
+        operation: OpenTelemetry's name of the endpoint's operation.
     """
 
     field: str
@@ -53,17 +53,17 @@ class Protocol:
 
     Attributes:
         router: the endpoints.
-        prefixes: of the paths that follow these conventions; the longest one that fits counts.
-            Empty: the endpoints have the conventions of others.
-        prompts: the endpoints that the engine works for, by path.
-        invalid_status: of the answer to a body with a wrong field.
-        id_headers: of every response; they have the request's id.
-        any_media_type: bodies are read as JSON, whatever they claim to be.
-        error_json: an error's fields.
-        event: ends a stream, with an error's JSON.
-        too_long_message: for a prompt that does not fit into the context. It has the words that
-            client libraries and agents look for: they then drop the oldest messages and try again.
-            LangChain looks for the code in the text of the client's exception, which has no `code`.
+        prefixes: prefixes of the paths that follow these conventions; the longest match counts.
+            Empty: the endpoints follow another protocol's conventions.
+        prompts: the endpoints that use the engine, by path.
+        invalid_status: status of the answer to a body with a wrong field.
+        id_headers: headers of every response that have the request's id.
+        any_media_type: whether bodies are read as JSON, whatever their media type.
+        error_json: returns an error's fields.
+        event: the event that ends a stream, for an error's JSON.
+        too_long_message: for a prompt that does not fit into the context. Client libraries and
+            agents recognize its words, drop the oldest messages and try again. LangChain looks for
+            the code in the text of the client's exception, which has no `code`.
         unknown_model_message: for a request for another model.
     """
 
@@ -87,7 +87,7 @@ class Protocol:
         return self.event % line(self.error_json(error))
 
     def error_response(self, error: ApiError) -> Response:
-        """Return the whole response to a request that failed."""
+        """Return the whole response to a failed request."""
         content, headers = orjson.dumps(self.error_json(error)), error.headers
         return Response(content, error.status_code, headers, media_type="application/json")
 
@@ -95,7 +95,8 @@ class Protocol:
         """Return the message for a prompt that does not fit; the answer needs one token.
 
         Args:
-            field: the one with the prompt.
+            error: has both lengths.
+            field: the body's field with the prompt.
         """
         prompt, context = error.prompt_tokens, error.context
         return self.too_long_message.format(
@@ -112,7 +113,7 @@ class Protocols:
     """All protocols; one of them has the empty prefix, for all other paths.
 
     Attributes:
-        prompts: the endpoints that the engine works for, by path.
+        prompts: the endpoints that use the engine, by path.
     """
 
     def __init__(self, *protocols: Protocol) -> None:

@@ -1,13 +1,13 @@
-"""Server-sent events, also for clients that leave.
+"""Sends server-sent events, also to clients that leave.
 
 A stream's status is sent with its first event or comment. So an error before the first token still
-has its own status, unless the wait was so long that a sign of life was sent. `StreamingResponse` is
-not used because it stops the generator when the client leaves. Here the source of the generator is
-stopped, and ends by itself.
+has a status, unless a heartbeat was sent during a long wait. Starlette's `StreamingResponse` would
+stop the generator when the client leaves; here its source is stopped, and the generator ends by
+itself.
 
-A gateway asks with the header `UNFRAMED` for streams without chunks, which end with their
-connection. A complete one ends with `END_OF_STREAM`: so the gateway can tell it
-from one whose server was killed, and ends that with an error (deploy/gateway/broken_stream.lua).
+A gateway requests streams without chunks by the header `UNFRAMED`; they end with their connection.
+A complete one ends with `END_OF_STREAM`: so the gateway can tell it from one whose server was
+killed, which it ends with an error (deploy/gateway/broken_stream.lua).
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from specops.text.json_values import line
 
 DONE = b"data: [DONE]\n\n"
 PAUSE = b": waiting\n\n"  # a comment: clients ignore it, proxies see that the stream lives
-UNFRAMED = (b"x-specops-unframed", b"1")  # header of a request, and of its response
+UNFRAMED = (b"x-specops-unframed", b"1")  # header of a request and its response
 END_OF_STREAM = b"\x04"  # one byte, so no packet can cut it; no JSON contains it
 
 
@@ -40,10 +40,10 @@ def named_event(data: dict[str, Any]) -> bytes:
 
 @asynccontextmanager
 async def calling_on_disconnect(receive: Receive, leave: Callable[[], None]) -> AsyncIterator[None]:
-    """Call `leave` when the client leaves, and at the latest when the block ends.
+    """Call `leave` when the client leaves, or at the latest when the block ends.
 
     Args:
-        receive: of the request, after its body has been read.
+        receive: the request's channel, after its body has been read.
         leave: may be called more than once.
     """
 
@@ -68,8 +68,8 @@ class EventStream(Response):
         events: complete events. An `ApiError` before the first one becomes the response, a later
             one the last event.
         leave: called when the client leaves, see `calling_on_disconnect`; it must end `events`.
-        headers: of the response.
-        media_type: of the response.
+        headers: the response's headers.
+        media_type: the response's media type.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class EventStream(Response):
         self._leave = leave
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all events, or the error that came before the first."""
+        """Send all events, or the error before the first one."""
         unframed = UNFRAMED in scope["headers"]
         headers = [*self.raw_headers, UNFRAMED] if unframed else self.raw_headers
         async with aclosing(self._events), calling_on_disconnect(receive, self._leave):

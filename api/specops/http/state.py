@@ -1,4 +1,4 @@
-"""What every endpoint gets: the application's state, and the context of its request."""
+"""The state that every endpoint gets: the application's, and its request's context."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ class Executors:
     """The threads besides the event loop's and the engine's, one for each kind of work.
 
     Attributes:
-        compiling: compiles grammars, which does not hold the interpreter, but takes a core.
-        rendering: waits for the process that renders chat templates: they come from strangers, and
-            may take a second for a short text.
+        compiling: compiles grammars, which does not hold Python's global lock, but takes a core.
+        rendering: waits for the process that renders chat templates, which may take a second even
+            for a short text.
         encoding: encodes texts, one at a time: the engine keeps its cores.
         encoding_long: the same for texts that take longer, up to seconds.
-        inflating: decompresses bodies; the libraries do not hold the interpreter.
-        writing: writes long answers. Thousands of tokens, each with 20 likely alternatives, take a
-            second.
+        inflating: decompresses bodies; the libraries do not hold Python's global lock.
+        writing: writes long answers. Thousands of tokens, each with 20 alternatives, take a second.
     """
 
     def __init__(self) -> None:
@@ -46,7 +45,7 @@ class Executors:
         self.writing = ThreadPoolExecutor(1, "write")
 
     def shut_down(self) -> None:
-        """End the threads when they have finished their current work.
+        """End the threads after their current work.
 
         The application may be started again; a thread starts with its first work.
         """
@@ -59,9 +58,15 @@ class Executors:
 
 @dataclass(frozen=True, slots=True)
 class AppState:
-    """Made once by `create_app`.
+    """The application's state. `create_app` makes it once.
 
     Attributes:
+        settings: the settings.
+        service: the engine on its thread.
+        metrics: the metrics.
+        items: items of recent answers of `/v1/responses`.
+        executors: threads for work that would hold up the event loop.
+        started: when the application was made, in seconds since 1970.
         aside: bytes of bodies that wait for threads without a place in the queue, by client.
     """
 
@@ -70,7 +75,7 @@ class AppState:
     metrics: Metrics
     items: RecentItems = field(default_factory=RecentItems)
     executors: Executors = field(default_factory=Executors)
-    started: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
+    started: int = field(default_factory=lambda: int(time.time()))
     aside: Counter[str] = field(default_factory=Counter)
 
 
@@ -80,19 +85,19 @@ class Context:
 
     Attributes:
         app: the application's state.
-        protocol: whose endpoint is asked.
-        receive: the request's channel, by which an endpoint learns that the client has left.
-        request_id: the client's, or a new one.
-        arrival: in seconds of `time.monotonic()`.
+        protocol: the endpoint's protocol.
+        receive: the request's channel, which tells an endpoint that the client has left.
+        request_id: the client's id, or a new one.
+        arrival: when the request arrived, in seconds of `time.monotonic()`.
         client: name of the client's key; empty without keys.
-        address: where the client is.
-        trace: follows the request through the engine, where requests are traced.
+        address: the client's address.
+        trace: follows the request through the engine, if it is traced.
         body_bytes: size of the body.
-        release: gives up the request's place in the queue. Called at the latest at its end.
+        release: gives up the request's place in the queue; called at its end at the latest.
         matcher: keeps the grammar compiled while the request waits.
         served: name of the model that answers, for a header.
-        ignored: names of the parts of the body that the server ignores, for a header.
-        read_text: returns a text of the body, for which a mark may stand in (`batches`).
+        ignored: names of the ignored parts of the body, for a header.
+        read_text: returns a text of the body, which may be a mark for it (`LateTexts`).
         log_fields: returns the endpoint's fields of the log line.
     """
 
@@ -124,7 +129,7 @@ class Context:
 
     @property
     def whose(self) -> str:
-        """Whose turn work takes: the client's, or without keys its address's."""
+        """The name under which work takes turns: the client's, or its address without keys."""
         return self.client or self.address
 
     @property
@@ -143,7 +148,7 @@ class Context:
 
 
 async def _context(request: Request) -> Context:
-    # A function that is not async would run on a thread: 0.2 ms for each request.
+    # FastAPI would run a function that is not async on a thread, for 0.2 ms per request.
     return Context.of(request.scope)
 
 

@@ -1,14 +1,14 @@
-"""From a conversation to the tokens of its prompt, and the form of its answers.
+"""Turns a conversation into the tokens of its prompt, and reads the form of its answers.
 
-The protocols differ in how they write messages, tools and the choice among them. Each request body
-turns itself into a `Conversation`. The code after that does not know the protocol.
+Protocols differ in their messages, tools and choice of tools. Each request body turns itself into a
+`Conversation`; the code after that does not know the protocol.
 
 Args of functions:
     engine: the loaded model.
-    prompt: as the client sent it.
+    prompt: the prompt as the client sent it.
     field: the body's field, for errors.
     asked: the conversation.
-    any_length: the prompt may be longer than the context.
+    any_length: whether the prompt may be longer than the context.
 """
 
 from bisect import bisect_left
@@ -53,17 +53,17 @@ class Conversation:
         messages: in the form that chat templates read.
         source: name of the request's field with the messages, for errors.
         tools: the tools that the prompt describes.
-        ignored: names of tools and parts that this server does not have, and of what
+        ignored: names of tools and parts that this server lacks, and of headers that
             `strip_billing_header` removed; they are reported like unknown fields.
-        required: the answer must be a call.
+        required: whether the answer must be a call.
         callable: names of the tools that may be called; None: all.
-        parallel: an answer may have several calls.
-        before: tokens of an earlier conversation, with its answer, that goes on with the messages.
-        asks: the prompt ends with the beginning of the answer.
-        truncates: the oldest messages may be left out where all of them are too long.
+        parallel: whether an answer may have several calls.
+        before: tokens of an earlier conversation and its answer, which the messages continue.
+        asks: whether the prompt ends with the beginning of the answer.
+        truncates: whether to leave out the oldest messages if all of them are too long.
         template_options: more variables for the chat template.
-        max_reasoning_tokens: most tokens of reasoning; None: as many as an answer may have.
-        inline_reasoning: reasoning stays in the answer's text, tags included.
+        max_reasoning_tokens: maximum tokens of reasoning; None: as many as an answer may have.
+        inline_reasoning: whether reasoning stays in the answer's text, tags included.
     """
 
     messages: Sequence[Message]
@@ -82,12 +82,12 @@ class Conversation:
 
 
 class ToolChoice(NamedTuple):
-    """Whether tools are called, and which of them may be.
+    """Whether tools may or must be called, and which ones.
 
     Attributes:
-        mode: whether they may be called or must be; None: they may.
+        mode: whether tools may, must or must not be called; None: they may.
         allowed: names of the tools that may be called, if not all in the prompt; None: all.
-        once: an answer has one call at most.
+        once: whether an answer may have only one call.
     """
 
     mode: Mode | None = None
@@ -96,28 +96,28 @@ class ToolChoice(NamedTuple):
 
 
 class Reasoning(Body):
-    """Whether a model thinks, if it can, and how long."""
+    """Whether a model reasons, if it can, and how long."""
 
     ignored_fields = frozenset({"summary", "generate_summary", "exclude", "enabled"})
 
-    effort: str | None = Field(None, description="`none` turns it off; else without effect")
-    max_tokens: Integer = Field(None, ge=0, description="most tokens of reasoning")
+    effort: str | None = Field(None, description="`none` turns it off; others have no effect")
+    max_tokens: Integer = Field(None, ge=0, description="maximum tokens of reasoning")
 
 
 def thinks_at(effort: str | None) -> bool | None:
-    """Return whether a model thinks where the client wants this effort; None: as it likes."""
+    """Return whether a model reasons with this effort; None: by its default."""
     return None if effort is None else effort != "none"
 
 
 class AnyTool(Protocol):
-    """A tool as a protocol writes it."""
+    """A tool in a protocol's form."""
 
     @property
     def type(self) -> str | None:
-        """The type of the tool; a function is `function`, or what the protocol calls it."""
+        """The type of the tool; for a function, `function` or the protocol's word."""
 
     def tool(self) -> Tool | None:
-        """Return the function, or None where this server has no tools of that type."""
+        """Return the function, or None if this server lacks tools of that type."""
 
 
 class Function(Body):
@@ -166,20 +166,20 @@ def conversation(
     template_options: Mapping[str, Any] | None = None,
     **fields: Any,
 ) -> Conversation:
-    """Build a conversation from the parts that a protocol's request has.
+    """Build a conversation from the parts of a protocol's request.
 
     Args:
         messages: in the form that chat templates read.
         source: name of the request's field with the messages.
         tools: the request's tools.
-        choice: which of them may be called, or must be.
-        thinks: whether the model thinks, if it can; None: as it likes.
-        ignored: names of the parts that the messages are without.
+        choice: which of them may or must be called.
+        thinks: whether the model reasons, if it can; None: by its default.
+        ignored: names of the parts that were left out of the messages.
         template_options: more variables for the chat template.
         fields: other fields of `Conversation`.
 
     Raises:
-        InvalidField: two tools have one name, or the tool that must be called is missing.
+        InvalidField: two tools have the same name, or a required tool is missing.
     """
     mode, allowed, once = choice
     known = [(tool.type, tool.tool()) for tool in tools or ()]
@@ -212,7 +212,7 @@ def conversation(
 
 
 def _with_names(messages: list[Message]) -> list[Message]:
-    """Add to results the names of the tools that were called: some templates write them."""
+    """Add the names of the called tools to results: some templates show them."""
     names: dict[str, str] = {}
     for message in messages:
         for call in message.get("tool_calls", ()):
@@ -222,12 +222,12 @@ def _with_names(messages: list[Message]) -> list[Message]:
     return messages
 
 
-# The last two are OpenAI's reasoning.
+# The last two are OpenAI's types of reasoning.
 _TEXTS = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
 
 
 class Part(Body):
-    """A part of a message: a text. Pictures, sound and files are refused by their name."""
+    """A part of a message: a text. Pictures, sound and files are refused by name."""
 
     type: str = Field(
         description="text, input_text, output_text or refusal; others are left out of answers and "
@@ -274,7 +274,7 @@ def joined(
 
 
 def written(value: Any) -> Any:
-    """Return a value of a client; one that cannot be written into texts is refused."""
+    """Return a client's value; refuse one that cannot be written into a text."""
     return writable({"": value})[""]
 
 
@@ -293,11 +293,12 @@ def _text(part: Part, source: str) -> str:
 
 
 class TaggedPart(Body):
-    """A part of a conversation whose `type` says which other fields it has.
+    """A part of a conversation whose `type` determines its other fields.
 
     Attributes:
         source: name of the request's field with the messages, for errors.
         called: the protocol's word for such a part.
+        type: the part's type.
     """
 
     source: ClassVar[str]
@@ -305,7 +306,7 @@ class TaggedPart(Body):
     type: str
 
     def required(self, name: str) -> Any:
-        """Return the value of a field that every part of this type has.
+        """Return the value of a field that parts of this type must have.
 
         Raises:
             InvalidField: the field is missing.
@@ -326,9 +327,9 @@ def call_message(text: str, calls: Sequence[tuple[str, str, Any]], reasoning: st
     """Return a turn of the assistant, in the form that chat templates read.
 
     Args:
-        text: what the assistant said.
+        text: the assistant's text.
         calls: id, name and arguments of each call; arguments are an object, or its JSON.
-        reasoning: what the assistant thought.
+        reasoning: the assistant's reasoning.
     """
     message: Message = {"role": "assistant", "content": text}
     if reasoning:
@@ -350,15 +351,15 @@ def result_message(call_id: str, text: str, name: str | None = None) -> Message:
 
     Args:
         call_id: id of the call.
-        text: what the tool returned.
-        name: of the tool; None: templates are not told.
+        text: the tool's result.
+        name: the tool's name; None: unknown.
     """
     message = {"role": "tool", "content": text, "tool_call_id": call_id}
     return message if name is None else message | {"name": name}
 
 
 def _arguments(arguments: Any) -> Any:
-    """Return arguments as an object for the template; a text that is not JSON stays a text."""
+    """Return arguments as an object for the template; text that is not JSON stays text."""
     if not isinstance(arguments, str):
         return arguments
     try:
@@ -380,7 +381,7 @@ class ChatPrompt(NamedTuple):
 
 
 def prompt_tokens(prompt: str | list[int], engine: Engine, field: str) -> tuple[int, ...]:
-    """Return the tokens of a text; tokens are only checked.
+    """Return the tokens of a text, or check tokens.
 
     Raises:
         InvalidField: a token does not exist.
@@ -399,7 +400,7 @@ def prompt_tokens(prompt: str | list[int], engine: Engine, field: str) -> tuple[
 def mixed_tokens(
     prompt: str | list[int | str], engine: Engine, field: str, *, any_length: bool = False
 ) -> Tokens:
-    """Return the tokens of a text, or of tokens and texts in a row.
+    """Return the tokens of a text, or of a sequence of tokens and texts.
 
     Only a text at the beginning of the prompt gets the special tokens that the model expects there.
 
@@ -409,7 +410,7 @@ def mixed_tokens(
     """
     if isinstance(prompt, str):
         return engine.encode(prompt, any_length=any_length)
-    if all(isinstance(item, int) for item in prompt):  # how many they are is known
+    if all(isinstance(item, int) for item in prompt):  # their number is known
         return prompt_tokens(prompt, engine, field)  # type: ignore[arg-type]
 
     def parts() -> Iterator[Sequence[int]]:
@@ -423,10 +424,10 @@ def mixed_tokens(
 
 
 def fill_in(suffix: str | None, engine: Engine) -> FillIn | None:
-    """Return how the model is asked to fill in a gap; None if the client does not ask for it.
+    """Return how the model fills in a gap; None if the client sent no suffix.
 
     Raises:
-        InvalidField: the model was not trained for that.
+        InvalidField: the model was not trained to fill in gaps.
     """
     form = FillIn.of(engine.tokenizer) if suffix else None
     if suffix and form is None:
@@ -438,11 +439,11 @@ def fill_in(suffix: str | None, engine: Engine) -> FillIn | None:
 def render(engine: Engine, asked: Conversation) -> str:
     """Return the prompt that the model's chat template writes.
 
-    Conversations without a system message get the model's own.
+    Conversations without a system message get the model's default.
 
     Raises:
-        InvalidField: the template refuses the messages, takes too much for them, or there is none.
-        ProgramProcessError: the template's process failed; another try may succeed.
+        InvalidField: there is no template, or it refuses the messages or exceeds its limits.
+        ProgramProcessError: the template's process failed; a second try may succeed.
     """
     with template_errors(engine, asked):
         messages = with_system(asked.messages, engine.info.system)
@@ -454,7 +455,7 @@ def template_errors(engine: Engine, asked: Conversation) -> Iterator[None]:
     """Turn a failure of the template into an error of the field with the messages."""
     try:
         yield
-    except ChatTemplateLimitError as error:  # it would exceed them again: no client should retry
+    except ChatTemplateLimitError as error:  # not worth retrying: it would exceed them again
         raise InvalidField(asked.source, str(error), code="template_limit") from error
     except ChatTemplateError as error:
         code = "invalid_value" if engine.chat_template else "no_chat_template"
@@ -484,16 +485,17 @@ def encode(engine: Engine, asked: Conversation, *, any_length: bool = False) -> 
 
 
 def truncate_to_fit(engine: Engine, asked: Conversation, room: int) -> tuple[ChatPrompt, int]:
-    """Return a prompt without the oldest messages if it is too long and they may be left out.
+    """Return a prompt, without the oldest messages if it is too long and they may be left out.
 
-    System messages, the user's last message and the last message of all stay. What stays begins
-    with a message of the user, if that is enough, because some templates want it so.
+    System messages, the user's last message and the very last message stay. Other remaining
+    messages begin with one of the user's if possible, because some templates require it.
 
     Args:
-        room: most tokens of the prompt.
+        engine, asked: see the module.
+        room: maximum tokens of the prompt.
 
     Returns:
-        The prompt, still too long if what stays is, and the number of messages left out.
+        The prompt, which may still be too long, and the number of messages left out.
 
     Raises:
         InvalidField, PromptTooLong, ProgramProcessError: see `encode`.
@@ -528,7 +530,7 @@ def truncate_to_fit(engine: Engine, asked: Conversation, room: int) -> tuple[Cha
             return len(prompt_from(index).tokens) <= room
         return False
 
-    # Later starts have shorter prompts. Each try renders and encodes what would stay.
+    # Later starts have shorter prompts. Each try renders and encodes the remaining messages.
     indexes = range(len(starts))
     index = bisect_left(indexes, True, key=fits)
     index = min(index, indexes[-1])
@@ -543,8 +545,8 @@ class AnswerFormat:
 
     Args:
         engine: has the model's template and tokenizer.
-        conversation: the one to answer.
-        starts_in_reasoning: the prompt ends with the tag that begins reasoning.
+        conversation: the conversation.
+        starts_in_reasoning: whether the prompt ends with the tag that begins reasoning.
     """
 
     def __init__(
@@ -559,7 +561,7 @@ class AnswerFormat:
         tags = (*(self._calls.tags if self._calls else ()), *tags_in(*(self._reasoning_tags or ())))
         known = ((tag, tokenizer.marks.get(tag)) for tag in tags)
         self._marks = {tag: token for tag, token in known if token is not None}
-        # A decoded text leaves special tokens out.
+        # Decoded text leaves out special tokens.
         self._tags = {
             token: tag for tag, token in self._marks.items() if not tokenizer.decode([token])
         }
@@ -593,7 +595,7 @@ class AnswerFormat:
         return [piece.text or self._tags.get(piece.token, "") for piece in pieces]
 
     def without(self, pieces: Sequence[TokenOutput], characters: int) -> tuple[TokenOutput, ...]:
-        """Return the pieces without those that only have some of the last characters."""
+        """Return the pieces without those that consist of the last characters alone."""
         texts = self.texts(pieces)
         left = sum(map(len, texts)) - characters
         kept = []
@@ -608,8 +610,8 @@ class AnswerFormat:
         """Return the grammar of a whole answer.
 
         With a grammar for its text, an answer may still have reasoning and calls. Without one it is
-        free, unless a call is required, must follow its schema or be the only one, or unless some
-        tools may not be called.
+        free, unless a call is required, must follow its schema or be the only one, or some tools
+        may not be called.
 
         Args:
             text_grammar: the grammar that the answer's text follows.

@@ -1,10 +1,9 @@
-"""Parts of request bodies: their base class, and the options that every generating endpoint takes.
+"""Parts of request bodies: their base class, and the options of all generating endpoints.
 
-Each protocol's body says in its own field names what the engine is asked for; `EngineOptions` is
-the one view that the rest of the server has of all of them. Fields that constrain an answer's form
-have the names of several servers: OpenAI's, vLLM's old and new ones, llama.cpp's. llama.cpp's
-options, in its own server and in Ollama, follow llama.cpp: a fraction is cut off where a whole
-number is expected, and a number out of range has llama.cpp's meaning.
+Each protocol's body has its own names for the engine's options; the rest of the server sees all
+bodies as `EngineOptions`. Fields that constrain an answer's form have the names of several servers:
+OpenAI's, vLLM's old and new ones, llama.cpp's. llama.cpp's options, in its server and in Ollama,
+follow llama.cpp: whole numbers lose a fraction, and a number out of range has llama.cpp's meaning.
 """
 
 import re
@@ -38,7 +37,7 @@ from specops.text.json_values import dumps, writable
 
 
 def _encodable(text: str) -> str:
-    """Refuse an unpaired surrogate: JSON can spell it, but no encoding of text can."""
+    """Refuse an unpaired surrogate, which JSON can spell but no encoding of text can."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -47,7 +46,7 @@ def _encodable(text: str) -> str:
 
 
 def _numbers(change: Callable[[Any], Any]) -> BeforeValidator:
-    """Change numbers; anything else is left to be refused, NaN too."""
+    """Change numbers; leave everything else, NaN too, to be refused."""
 
     def changed(value: Any) -> Any:
         number = isinstance(value, int | float) and not isinstance(value, bool) and value == value  # noqa: PLR0124
@@ -85,7 +84,7 @@ STRICT = ConfigDict(extra="allow", strict=True, frozen=True)
 
 
 class Unsupported(GroupedMetadata):
-    """Marks a field that this server does not support: only values that ask for nothing pass."""
+    """Marks a field that this server does not support: only values without effect are accepted."""
 
     def __init__(self, *neutral: Any) -> None:
         self._neutral = neutral
@@ -102,12 +101,12 @@ class Unsupported(GroupedMetadata):
 
 
 class Body(BaseModel):
-    """A JSON object that a client sends. Unknown fields are kept apart: see `unknown_fields`.
+    """A JSON object from a client. Unknown fields are kept separately: see `unknown_fields`.
 
     Attributes:
         ignored_fields: names of unknown fields that only concern other services. They are ignored
-            even where unknown fields are refused.
-        neutral_values: by name, values of unknown fields that ask for nothing, as null does.
+            even if the settings refuse unknown fields.
+        neutral_values: by name, values of unknown fields that have no effect, like null.
     """
 
     model_config = STRICT
@@ -117,14 +116,14 @@ class Body(BaseModel):
 
 @cache
 def _model_fields(kind: type[Any]) -> tuple[str, ...] | None:
-    """Return the names of a model's fields that may hold models; None: a class of no models."""
+    """Return the names of a model's fields that may hold models; None: the class is no model."""
     if not issubclass(kind, BaseModel):
         return None
     return tuple(name for name, field in kind.model_fields.items() if _holds(field.annotation))
 
 
 def _holds(annotation: Any) -> bool:
-    """Whether a value of this type may be, or have, a model."""
+    """Return whether a value of this type may be or contain a model."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return True
     return any(map(_holds, get_args(annotation)))
@@ -154,12 +153,12 @@ def unknown_fields(body: BaseModel) -> Iterator[tuple[str, bool]]:
 
 
 def names_of(field: str) -> AliasChoices:
-    """Return all names that clients have for a field, for its `validation_alias`."""
+    """Return all names that clients use for a field, for its `validation_alias`."""
     return AliasChoices(field, *synonyms.FIELDS[field])
 
 
 def known_fields(body: BaseModel) -> dict[str, Any]:
-    """Return a body as JSON has it, without its unknown fields."""
+    """Return a body's fields by their JSON names, without unknown ones."""
     return body.model_dump(by_alias=True, include=set(type(body).model_fields))
 
 
@@ -170,13 +169,13 @@ def listed(prompt: Any) -> list[Any]:
 
 
 def absent(value: object) -> bool:
-    """Whether a field is left out of an answer, as the official services do: for `exclude_if`."""
+    """Return whether to leave a field out of an answer, as the official services do."""
     return value is None
 
 
 def conflict(field: str, message: str) -> PydanticCustomError:
-    """Return the error of a validator that finds `field` in conflict with another field."""
-    # pydantic formats the message as a template: ours goes in as a value, so braces stay.
+    """Return a validator's error for a field that conflicts with another one."""
+    # pydantic treats the message as a template: as a value, ours keeps its braces.
     return PydanticCustomError("combination", "{message}", {"field": field, "message": message})
 
 
@@ -193,19 +192,19 @@ class AnyText(Body):
 
 
 class JsonObject(Body):
-    """Some JSON object, or, as llama.cpp's server has it, one that a schema describes."""
+    """Any JSON object, or, as in llama.cpp's server, one that follows a schema."""
 
     type: Literal["json_object"]
     json_schema: FreeObject | None = Field(None, alias="schema")
 
     @property
     def grammar(self) -> Grammar:
-        """The grammar of the object; an empty schema is as good as none."""
+        """The grammar of the object; an empty schema counts as none."""
         return json_grammar(self.json_schema) if self.json_schema else ANY_OBJECT
 
 
 class NamedSchema(Body):
-    """A JSON schema with OpenAI's fields around it."""
+    """A JSON schema in OpenAI's wrapper."""
 
     name: Text = Field("", description="ignored")
     description: Text | None = Field(None, description="ignored")
@@ -223,7 +222,7 @@ class NamedSchema(Body):
 
 
 class JsonBySchema(Body):
-    """JSON that a schema describes."""
+    """JSON that follows a schema."""
 
     type: Literal["json_schema"]
     json_schema: NamedSchema
@@ -269,7 +268,7 @@ class StructuredOutputs(Body):
 
     @cached_property
     def grammars(self) -> list[Grammar]:
-        """The grammar of each of the fields; there is one."""
+        """The grammars of the fields that are set: one."""
         objects = [ANY_OBJECT] if self.json_object else []
         values = {name: getattr(self, name) for name in ("regex", "choice", "grammar")}
         values = {"json": self.json_schema, **values}
@@ -333,7 +332,7 @@ class Constraints(Body):
 
     @cached_property
     def constraints(self) -> dict[str, Grammar]:
-        """Each field that constrains the answer, and its grammar; two of them are refused."""
+        """The fields that constrain the answer, with their grammars; more than one is refused."""
         by_field = {}
         if isinstance(self.response_format, JsonObject | JsonBySchema):
             by_field["response_format"] = self.response_format.grammar
@@ -351,12 +350,13 @@ _NEUTRAL: tuple[Any, ...] = (None, False, "", [], {})
 
 
 def json_grammar(schema: Any, *, strict: bool = False) -> Grammar:
-    """Return the grammar of the JSON that a schema, or its text, describes.
+    """Return the grammar of JSON that follows a schema.
 
     Args:
-        strict: refuse keywords that cannot be enforced.
+        schema: the schema, or its text.
+        strict: whether to refuse keywords that cannot be enforced.
     """
-    # Properties come in the order in which the schema has them.
+    # Properties come in the schema's order.
     text = schema if isinstance(schema, str) else dumps(schema).decode()
     return Grammar(GrammarKind.JSON_SCHEMA, text, strict=strict)
 
@@ -376,13 +376,13 @@ _MAKERS: dict[str, Callable[[Any], Grammar]] = {
 # -- options of all endpoints ----------------------------------------------------------------------
 
 _MAX_BIASES = 300
-_MAX_DIGITS = 12  # of a number that is read: tokens have fewer
-_LEAST_SHARE = 1e-9  # which the likeliest token alone exceeds: what 0 means
-NEVER = -1e9  # what `false` adds to a logit: a number, since one with a grammar must stay finite
+_MAX_DIGITS = 12  # read of a number: tokens have fewer
+_LEAST_SHARE = 1e-9  # stands for 0, as the likeliest token alone exceeds it
+NEVER = -1e9  # added to a logit for `false`; finite, because logits under a grammar must be
 
 
 def _by_token(biases: object) -> object:
-    """Return biases by number or text, of OpenAI's object or llama-server's list of pairs."""
+    """Return biases by number or text, from OpenAI's object or llama-server's list of pairs."""
     if not isinstance(biases, dict | list):
         return biases
     if len(biases) > _MAX_BIASES:  # pydantic counts after it has checked all of them
@@ -424,13 +424,13 @@ MAX_STOPS = 64
 
 
 def _not_zero(tokens: int) -> int:
-    """Refuse 0, which would be no limit of anything."""
+    """Refuse 0, which makes no sense as a limit."""
     if tokens == 0:
         raise ValueError("must be at least 1, or -1 for as many as the server allows")
     return tokens
 
 
-# -1 and -2 are llama-server's and Ollama's words for "no limit".
+# -1 and -2 mean "no limit" to llama-server and Ollama.
 MostTokens = Annotated[
     int,
     Field(ge=-2),
@@ -440,7 +440,7 @@ MostTokens = Annotated[
 ]
 
 
-# Empty strings are left out: every text ends in one, so nobody means them.
+# Empty strings are ignored: every text ends with one, so nobody means them.
 _Stop = Annotated[Text, Field(max_length=256)]
 StopList = Annotated[list[_Stop], Field(max_length=MAX_STOPS)]
 Stops = _Stop | StopList
@@ -450,9 +450,9 @@ def sampling_field(name: str, description: str, default: float | None = None) ->
     """Return a field for a sampling parameter, with the same range as models' defaults.
 
     Args:
-        name: of the parameter, in `RANGES`.
+        name: the parameter's name in `RANGES`.
         description: for the documentation.
-        default: None: the model's own.
+        default: the default; None: the model's.
     """
     allowed = RANGES[name]
     least, above = (allowed.low, None) if allowed.included else (None, allowed.low)
@@ -460,14 +460,14 @@ def sampling_field(name: str, description: str, default: float | None = None) ->
 
 
 class EngineOptions(Constraints):
-    """The options that all generating endpoints take.
+    """The options of all generating endpoints.
 
     Attributes:
-        limit_field: name of the field with the most tokens of an answer.
+        limit_field: name of the field with the maximum tokens of an answer.
         penalty_fields: names of `repetition_penalty`; the first one that is set counts.
-        bans_ends: `ignore_eos` forbids the tokens that end an answer, as llama-server does; else
-            the answer goes on after them.
-        default_sampling: how tokens are sampled where neither body nor model says it.
+        bans_ends: whether `ignore_eos` forbids end tokens, as in llama-server; otherwise the answer
+            continues after them.
+        default_sampling: sampling parameters that neither body nor model sets.
     """
 
     limit_field: ClassVar[str] = ""
@@ -566,7 +566,7 @@ class EngineOptions(Constraints):
 
     @property
     def logprob_tokens(self) -> Sequence[int]:
-        """Tokens to report for each position, instead of the likeliest."""
+        """Tokens to report at each position, instead of the likeliest."""
         return ()
 
     @property
@@ -576,20 +576,20 @@ class EngineOptions(Constraints):
 
     @property
     def includes_stop(self) -> bool:
-        """The stop string that ends an answer is a part of it."""
+        """Whether the stop string that ends an answer is part of it."""
         return False
 
     @property
     def scheduling(self) -> dict[str, Any]:
         """Fields of `GenerationRequest`: when the request leaves the queue, when its answer ends.
 
-        Prompts that are only computed, for the requests after them, leave the queue last.
+        Prompts that are only computed for later requests leave the queue last.
         """
         return {"priority": int(self.limit == 0 and self.prompt_top is None)}
 
     @property
     def streams(self) -> bool:
-        """The answer is a stream."""
+        """Whether the answer is a stream."""
         return bool(self.stream)
 
     def choice_seed(self, choice: int) -> int | None:
@@ -597,7 +597,7 @@ class EngineOptions(Constraints):
         return None
 
     def drawing(self, model: SamplingDefaults) -> SamplingDefaults:
-        """Return how tokens are drawn: as the body says, else the model, else the protocol."""
+        """Return how tokens are drawn: by the body's parameters, the model's, the protocol's."""
         penalties = (getattr(self, name) for name in self.penalty_fields)
         penalty = next((value for value in penalties if value is not None), None)
         requested = SamplingDefaults(
@@ -609,7 +609,7 @@ class EngineOptions(Constraints):
     def sampling(self, choice: int, model: SamplingDefaults) -> SamplingParams:
         """Return how the tokens of one choice are drawn, without biases and bad words.
 
-        Those are texts; the endpoint adds them when it has the tokenizer.
+        Those are texts: the endpoint adds them with the tokenizer.
         """
         drawing = self.drawing(model)
         return SamplingParams(
@@ -626,7 +626,7 @@ class EngineOptions(Constraints):
 
 
 class SeededOptions(EngineOptions):
-    """Options with a seed and stop strings, by the names that most protocols share."""
+    """Options with a seed and stop strings, by the names of most protocols."""
 
     seed: Integer = Field(
         None,
@@ -644,12 +644,12 @@ class SeededOptions(EngineOptions):
         return tuple(filter(None, stops))
 
     def choice_seed(self, choice: int) -> int | None:
-        """Return the seed of one of the choices; the engine takes no negative ones."""
+        """Return the seed of one of the choices, which the engine needs not to be negative."""
         return None if self.seed is None else (self.seed + choice) % (1 << 63)
 
 
 class ReportingOptions(SeededOptions):
-    """Options with llama-server's reports of how far a stream is."""
+    """Options with llama-server's reports of a stream's progress."""
 
     timings_per_token: bool | None = Field(
         False, description="in a stream, every event has the `timings` so far"
@@ -686,7 +686,7 @@ ClampedInteger = Annotated[
 _Temperature = Annotated[float, _FINITE, _within(0, 100), _NUMBER]
 _Share = Annotated[float, _FINITE, _within(0, 1), _NUMBER]
 _Subtracted = Annotated[float, _FINITE, _within(-100, 100), _NUMBER]
-# llama.cpp divides by it; nobody who sends 0 means that.
+# llama.cpp divides by it, which nobody who sends 0 means.
 _Divisor = Annotated[
     float,
     _FINITE,
@@ -696,7 +696,7 @@ _Divisor = Annotated[
 
 
 class LlamaOptions(SeededOptions):
-    """How tokens are drawn, in llama.cpp's names and ranges."""
+    """Sampling options with llama.cpp's names and ranges."""
 
     penalty_fields = ("repeat_penalty", "repetition_penalty")
 
@@ -729,7 +729,7 @@ class LlamaOptions(SeededOptions):
     )
 
     def choice_seed(self, choice: int) -> int | None:
-        """Return the seed of one of the choices; a negative one means that there is none."""
+        """Return the seed of one of the choices; a negative one means none."""
         return None if (self.seed or 0) < 0 else super().choice_seed(choice)
 
 
@@ -737,7 +737,7 @@ class LlamaOptions(SeededOptions):
 
 _MAX_NAMES = 32  # in the header
 _MAX_NAME = 64  # characters of a name
-_MAX_PATH = 160  # characters of a path in a JSON schema, whose end says most
+_MAX_PATH = 160  # characters of a path in a JSON schema; its end says most
 _UNPRINTABLE = re.compile(r"[^!-+\--~]")  # and the comma, which separates the names
 
 
@@ -766,10 +766,10 @@ def ignore(ctx: Context, names: Iterable[str]) -> None:
 
 
 def ignore_keywords(ctx: Context, ignored: Iterable[IgnoredKeyword], field: str | None) -> None:
-    """Note the keywords of JSON schemas that the answer need not follow.
+    """Note the keywords of JSON schemas that the answer does not have to follow.
 
     Args:
-        ctx: of the HTTP request.
+        ctx: the HTTP request's context.
         ignored: the keywords.
         field: the field that constrains the answer's text.
     """

@@ -1,15 +1,15 @@
-"""The one way in: a checked body becomes requests of the engine, and those are submitted.
+"""The only way into the engine: turns a checked body into requests, and submits them.
 
-`generate` is for all endpoints that generate; `generate_chat` continues a conversation with it;
-`embed` is for embeddings. A request waits, is counted and is released here: it holds one place in
-the queue from its arrival, places of all its answers from `generate` on, and the engine counts it
-from `enqueue` on. What would hold up the event loop, in proportion to a text's length, goes to
+`generate` is for all generating endpoints; `generate_chat` uses it to continue a conversation;
+`embed` is for embeddings. Requests wait, are counted and are released here: a request holds one
+place in the queue from its arrival, one for each answer from `generate` on, and the engine counts
+it from `enqueue` on. Work in proportion to a text's length would hold up the event loop: it goes to
 threads, where clients take turns.
 
 Args of functions:
-    ctx: of the HTTP request.
+    ctx: the HTTP request's context.
     body: the checked body.
-    make: returns the conversation, or raises `InvalidField`; called on a thread where that may take
+    make: returns the conversation, or raises `InvalidField`; called on a thread if it may take
         long.
 """
 
@@ -64,12 +64,12 @@ from specops.text.json_values import in_whole_characters
 
 # -- the served model ------------------------------------------------------------------------------
 
-LATEST = ":latest"  # the tag that Ollama's clients append to a name without one
+LATEST = ":latest"  # Ollama's clients append this tag to a name without one
 _VERSION = version("specops")
 
 
 def fingerprint(engine: Engine) -> str:
-    """Return the output's fingerprint: with the same one, a seed gives the same text."""
+    """Return the output's fingerprint: with equal fingerprints, a seed gives the same text."""
     info = engine.info
     return f"specops-{_VERSION}-{info.name}-{info.quant}-{info.threads}"
 
@@ -80,25 +80,25 @@ def tagged(name: str) -> str:
 
 
 def matches(name: str, engine: Engine) -> bool:
-    """Return whether a client means this model: the case and Ollama's tags are its own.
+    """Return whether a client means this model, whatever the case and Ollama's tags.
 
-    Ollama's clients append `:latest` to a name, and `:` for the hyphen before a size. Plug-ins
-    for llama-server, which serves one model, send an empty name.
+    Ollama's clients append `:latest` to a name, and write `:` for the hyphen before a size.
+    Plug-ins for llama-server, which serves one model, send an empty name.
     """
     own, asked = engine.info.name.casefold(), name.casefold()
     return asked in ("", own, own + LATEST) or asked.replace(":", "-") == own
 
 
 def check_model(ctx: Context, name: str, *, exact: bool = False) -> Engine:
-    """Return the engine of the model that the client asks for.
+    """Return the engine of the requested model.
 
-    Clients of other servers send names of these: the one model answers, unless the settings refuse
-    that, and a header of the answer names it.
+    Clients of other servers name those servers' models. The served model answers, unless the
+    settings refuse that, and a header of the answer names it.
 
     Args:
-        ctx: of the HTTP request.
-        name: as the client sent it; empty: any.
-        exact: the question is about this model, and another one is no answer.
+        ctx: the HTTP request's context.
+        name: the name that the client sent; empty: any model.
+        exact: whether to refuse other names whatever the settings, as for a model's description.
 
     Raises:
         NotReady: see `AsyncEngine.engine`.
@@ -132,10 +132,10 @@ async def in_turn(
     seconds: float = 0.0,
     stop: Callable[[], None] = lambda: None,
 ) -> _T:
-    """Have a thread work for a request whose body has been read, in its client's turn.
+    """Call a function on a thread, in the client's turn, for a request whose body has been read.
 
     Args:
-        ctx: of the HTTP request.
+        ctx: the HTTP request's context.
         turns: the clients that wait for the thread.
         work: the function to call.
         seconds, stop: see `ClientTurns.run`.
@@ -160,30 +160,30 @@ async def in_turn(
 # Encoding takes a third of a microsecond per character: the event loop can wait for this many.
 _LONG_TEXT = 4096
 _ENCODING_SECONDS = 3.3e-7
-# Bytes of waiting bodies without a place in the queue, of all clients and of one. The least that
-# a body counts bounds how many there are.
+# Maximum bytes of waiting bodies without a place in the queue, of all clients and of one. Small
+# bodies count as the minimum, which bounds their number.
 _MAX_ASIDE, _MAX_ASIDE_EACH, _MIN_ASIDE = 8 * MAX_BODY_BYTES, 4 * MAX_BODY_BYTES, 1 << 16
 
 
 async def run_off_loop(
     ctx: Context, work: Callable[[], _T], size: int, *, renders: bool = False
 ) -> _T:
-    """Do work that takes time in proportion to a text; on a thread if that may be long.
+    """Do work in proportion to a text's length, on a thread if it may take long.
 
     Args:
-        ctx: of the HTTP request.
-        work: the function to call, without the event loop.
+        ctx: the HTTP request's context.
+        work: the function to call; it must not need the event loop.
         size: number of characters.
-        renders: a chat template takes part.
+        renders: whether the work renders a chat template.
 
     Raises:
         ApiError: the work took too long, or the client left.
     """
     if size < _LONG_TEXT and not renders:
         return work()
-    if size < _LONG_TEXT:  # a template may take a second all the same
+    if size < _LONG_TEXT:  # a template may still take a second
         turns = ctx.app.executors.rendering
-    else:  # a short text passes those that take a second
+    else:  # short texts do not wait for those that take a second
         threads = ctx.app.executors
         turns = threads.encoding if size <= LARGE_BODY_BYTES else threads.encoding_long
     limit = ctx.settings.request_timeout
@@ -197,13 +197,13 @@ async def run_off_loop(
 async def run_limited(
     ctx: Context, work: Callable[[], _T], size: int, *, renders: bool = False
 ) -> _T:
-    """Do work in proportion to a text for a request that holds no place in the queue.
+    """Do work in proportion to a text's length for a request without a place in the queue.
 
     Args:
-        ctx: of the HTTP request.
+        ctx: the HTTP request's context.
         work: see `run_off_loop`.
         size: number of characters.
-        renders: a chat template takes part.
+        renders: whether the work renders a chat template.
 
     Raises:
         ApiError: the work took too long, the client left, or too many such requests wait already.
@@ -223,11 +223,11 @@ async def run_limited(
 # -- options that need the tokenizer ---------------------------------------------------------------
 
 COMPILE_SECONDS = 15.0  # the largest grammar takes a twentieth of it on an idle machine
-_COMPILING_SECONDS = 1e-5  # as long as the worst known schemas take
+_COMPILING_SECONDS = 1e-5  # per character, of the slowest known schemas
 
 
 def biases(body: EngineOptions, engine: Engine) -> tuple[tuple[int, float], ...]:
-    """Return the tokens and the numbers that are added to their logits.
+    """Return tokens, each with the number to add to its logit.
 
     Raises:
         InvalidField: a token does not exist.
@@ -248,8 +248,8 @@ def biases(body: EngineOptions, engine: Engine) -> tuple[tuple[int, float], ...]
 def bad_words(body: EngineOptions, engine: Engine) -> tuple[tuple[int, ...], ...]:
     """Return the tokens of each word, at the beginning of a text and after a space.
 
-    A word that begins with white space gets no space before it: after a line's end that would
-    forbid the space.
+    A word that begins with white space gets no space before it: for a line break, that would forbid
+    the space.
 
     Raises:
         InvalidField: a word has no tokens.
@@ -273,16 +273,16 @@ async def compile_grammar(ctx: Context, grammar: Grammar, body: EngineOptions) -
     """Compile a grammar before the engine's thread needs it.
 
     Args:
-        ctx: of the HTTP request.
-        grammar: what the answer must follow.
+        ctx: the HTTP request's context.
+        grammar: the grammar of the answer.
         body: the checked body.
 
     Returns:
         A matcher. While it lives, the grammar stays compiled.
 
     Raises:
-        ApiError: other grammars were compiled all the time, or the client has left.
-        InvalidField: compiling failed, or an option forbids tokens besides.
+        ApiError: other grammars took all the time, or the client has left.
+        InvalidField: compiling failed, or another option forbids tokens, too.
     """
     field = body.grammar_field or "tools"
     for name in ("bad_words", "min_tokens", "allowed_token_ids"):
@@ -308,8 +308,8 @@ async def compile_grammar(ctx: Context, grammar: Grammar, body: EngineOptions) -
 
 # -- generate --------------------------------------------------------------------------------------
 
-_ANSWERS_SHARE = 4  # of the context is kept for an answer before messages are left out
-_MAX_PROMPT_LOGPROBS = 1 << 18  # of one HTTP request: 3 MB of them, 20 MB of JSON
+_ANSWERS_SHARE = 4  # the answer gets this part of the context, a quarter: else messages are dropped
+_MAX_PROMPT_LOGPROBS = 1 << 18  # of one HTTP request: 3 MB, 20 MB of JSON
 _sequence = itertools.count(1)
 
 
@@ -321,7 +321,7 @@ class Prepared:
         prompts: their tokens.
         logged_prompt: the prompts as the client sent them, for a log that shows prompts.
         format: how a chat model writes the answers.
-        fim: how the model is asked to fill in a gap.
+        fim: how the model fills in a gap.
         ignored: names of ignored parts of the body, besides unknown fields.
     """
 
@@ -333,12 +333,12 @@ class Prepared:
 
     @classmethod
     def of(cls, encoded: Sequence[FimPrompt], logged_prompt: Any, fim: FillIn | None) -> Self:
-        """Prompts around gaps; the parts of them that were left out are named.
+        """Return prompts around gaps; `ignored` says whether parts of them were left out.
 
         Args:
             encoded: the prompts.
             logged_prompt: see `Prepared`.
-            fim: how the model fills in; None: there is no gap.
+            fim: how the model fills in a gap; None: there is no gap.
         """
         cut = any(prompt.truncated for prompt in encoded)
         return cls(
@@ -361,10 +361,12 @@ async def generate(
     """Check what the schema cannot, prepare the prompts, and submit them to the engine.
 
     Args:
-        prepare: called on a thread where that may take long.
+        ctx: the HTTP request's context.
+        body: the checked body.
+        prepare: returns the prompts; called on a thread if it may take long.
         count: number of prompts.
         more: number of characters that `prepare` reads in addition to the body.
-        renders: a chat template writes the prompts.
+        renders: whether a chat template writes the prompts.
 
     Raises:
         InvalidField: this server cannot use a field's value.
@@ -384,11 +386,11 @@ async def generate(
     ignore(ctx, prepared.ignored)
     _check_prompt_logprobs(body, prepared.prompts)
     if spelled["grammar"] is not None:
-        # Held until the answer ends: it keeps the grammar compiled while the request waits.
+        # It keeps the grammar compiled until the answer ends.
         ctx.matcher = await compile_grammar(ctx, spelled["grammar"], body)
         ignore_keywords(ctx, ctx.matcher.ignored, body.grammar_field)
     form, ends = prepared.format, prepared.fim.ends if prepared.fim else {}
-    # Those that a decoded text shows. Of the others an answer may have the letters.
+    # Only end tokens that decoded text shows: an answer may spell out the others.
     visible = [text for text, token in ends.items() if engine.tokenizer.shown_bytes(token)]
     suggests = prepared.fim is not None and limits["max_new_tokens"] > 0
     common = replace(
@@ -431,7 +433,7 @@ def _constraints(
 
 
 def _check_prompt_logprobs(body: EngineOptions, prompts: Sequence[Tokens]) -> None:
-    """Refuse an answer whose probabilities of prompts would take more memory than is spare."""
+    """Refuse an answer whose prompt probabilities would take too much memory."""
     if body.prompt_top is None:
         return
     told = (1 + body.prompt_top) * body.choices * sum(map(len, prompts))
@@ -441,22 +443,23 @@ def _check_prompt_logprobs(body: EngineOptions, prompts: Sequence[Tokens]) -> No
 
 
 def _reserve(ctx: Context, answers: int) -> None:
-    """Exchange the request's place in the queue for places of all its answers."""
+    """Exchange the request's place in the queue for one place per answer."""
     places = ctx.engine.info.slots + ctx.settings.queue_size
     if answers > places:
         message = f"prompts times `n` must be at most {places} on this server"
         raise InvalidField("n", message)
-    ctx.release()  # no other request comes between
+    ctx.release()  # no other request can come in between
     ctx.release = ctx.app.service.admission.reserve(answers)
 
 
 async def generate_chat(
     ctx: Context, body: EngineOptions, make: Callable[[], Conversation], *, more: int = 0
 ) -> Generation:
-    """Have the engine continue the conversation that `make` returns.
+    """Submit the conversation that `make` returns to the engine.
 
     Args:
-        more: number of bytes that `make` reads besides the body.
+        ctx, body, make: see the module.
+        more: number of bytes that `make` reads in addition to the body.
 
     Raises:
         InvalidField: this server cannot use a field's value.
@@ -484,8 +487,9 @@ async def chat_tokens(
     """Count the tokens of the prompt of the conversation that `make` returns.
 
     Args:
-        engine: counts them.
-        more: number of bytes that `make` reads besides the body.
+        ctx, body, make: see the module.
+        engine: encodes the prompt.
+        more: number of bytes that `make` reads in addition to the body.
 
     Raises:
         ApiError, InvalidField: see `run_limited` and `encode`.
@@ -522,10 +526,11 @@ def enqueue(
     choices: int = 1,
     format: AnswerFormat | None = None,
 ) -> Generation:
-    """Submit the engine's requests of one HTTP request, in the place that was reserved for it.
+    """Submit the engine's requests of one HTTP request, in their reserved places.
 
     Args:
-        requests: all answers to a prompt stand together.
+        ctx: the HTTP request's context.
+        requests: the requests, all answers to a prompt together.
         logged_prompt: the prompts as the client sent them, for a log that shows prompts.
         choices: number of answers to each prompt.
         format: how a chat model writes the answers.
@@ -543,7 +548,7 @@ def enqueue(
 
 
 def _limit(body: EngineOptions, settings: Settings) -> int:
-    """Return the most tokens of an answer: the client's wish, within the server's limit."""
+    """Return the maximum tokens of an answer: the client's limit, within the server's."""
     most, limit = settings.max_new_tokens, body.limit
     return most if limit is None else min(limit, most)
 
@@ -565,8 +570,8 @@ def _drafting(body: EngineOptions, settings: Settings, info: ModelInfo) -> dict[
 
 
 # -- embed -----------------------------------------------------------------------------------------
-# A request takes one place in the queue and one slot, however many texts it has. The engine embeds
-# them one after the other, with the room that other requests leave in a pass.
+# A request takes one place in the queue and one slot, whatever its number of texts. The engine
+# embeds them one after the other, in the room that other requests leave in a pass.
 
 Vector = npt.NDArray[np.float32]
 
@@ -581,10 +586,10 @@ async def embed(
     """Embed texts.
 
     Args:
-        ctx: of the HTTP request.
+        ctx: the HTTP request's context.
         body: the checked body.
         inputs: each as text or as tokens.
-        room: number of tokens to which a text is cut; None: texts stay whole.
+        room: number of tokens to which each text is cut; None: texts stay whole.
 
     Returns:
         The generation, the vectors [texts, entries], and the number of the texts' tokens.
@@ -636,9 +641,9 @@ async def embed(
 
 
 # -- large batches of texts ------------------------------------------------------------------------
-# Each of many texts to embed stays bytes of the body until it is encoded. A text with an emoji
-# takes four bytes a character in Python, so a body of 4 MiB would become 16 MiB of JSON, and its
-# texts 16 MiB more. Here the JSON that is parsed has marks in place of long texts.
+# Each of many texts to embed stays in the body's bytes until it is encoded. A text with an emoji
+# takes four bytes per character in Python, so a body of 4 MiB would become 16 MiB of JSON, and its
+# texts 16 MiB more. So marks replace long texts before the JSON is parsed.
 
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _LONG_BYTES = 256  # bytes; shorter ones, and most names, stay as they are
@@ -648,7 +653,7 @@ class LateTexts:
     """The long texts of a JSON body.
 
     Attributes:
-        rest: the body with marks in their place.
+        rest: the body with marks instead of them.
     """
 
     def __init__(self, body: bytes) -> None:
@@ -666,10 +671,10 @@ class LateTexts:
         self.rest = _STRING.sub(kept, body)
 
     def read(self, text: str) -> str:
-        """Return a text of the body; half surrogate pairs of long ones become U+FFFD.
+        """Return a text of the body; in long ones, half surrogate pairs become U+FFFD.
 
         Raises:
-            InvalidField: it is no text.
+            InvalidField: it is not valid JSON.
         """
         return self._marks.sub(lambda found: self._long(int(found[1])), text)
 
@@ -693,7 +698,7 @@ class _BatchRequest(Request):
 
 
 class BatchRoute(APIRoute):
-    """An endpoint whose texts are read by `Context.read_text`."""
+    """An endpoint that reads texts with `Context.read_text`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the handler of a request."""

@@ -1,4 +1,4 @@
-"""The answers to one HTTP request: read from the engine as they come, written for one protocol."""
+"""Reads the answers to one HTTP request from the engine, and writes them in one protocol."""
 
 import asyncio
 import logging
@@ -42,15 +42,15 @@ from specops.text.tools.blocks import Block, Delta
 from specops.text.tools.reader import AnswerReader
 
 # -- probabilities ---------------------------------------------------------------------------------
-# As OpenAI's chats and Ollama tell them, and those of prompts as vLLM does.
+# In the form of OpenAI's chats and Ollama; those of prompts in vLLM's form.
 
 
 class TopLogprob(BaseModel):
-    """A token that was possible in this position."""
+    """A token that was possible at this position."""
 
     token: str
     logprob: float = Field(description="natural logarithm of its probability")
-    bytes: list[int] = Field(description="UTF-8; a token may be a part of a character")
+    bytes: list[int] = Field(description="UTF-8; a token may be part of a character")
 
 
 class TokenLogprob(TopLogprob):
@@ -60,12 +60,12 @@ class TokenLogprob(TopLogprob):
 
 
 def token_name(token: int, tokenizer: Tokenizer, *, as_id: bool) -> str:
-    """Return a token's text, or, as vLLM writes it where texts might be equal, its number.
+    """Return a token's text, or its number in vLLM's form, as texts of tokens may be equal.
 
     Args:
-        token: its number.
-        tokenizer: knows its text.
-        as_id: write `token_id:NUMBER`.
+        token: the token's number.
+        tokenizer: the model's tokenizer.
+        as_id: whether to write `token_id:NUMBER`.
     """
     return f"token_id:{token}" if as_id else tokenizer.spelling(token)[0]
 
@@ -73,15 +73,15 @@ def token_name(token: int, tokenizer: Tokenizer, *, as_id: bool) -> str:
 def prompt_logprobs(
     tokens: Sequence[int], told: Sequence[Logprob | None], top: int, tokenizer: Tokenizer
 ) -> Iterator[dict[str, Any] | None]:
-    """Yield a prompt's probabilities in vLLM's form: of each token, and of the likeliest there.
+    """Yield a prompt's log-probabilities in vLLM's form: each token's, and the likeliest tokens'.
 
     They are made one by one while the JSON is written: together they would take ten times its size.
 
     Args:
-        tokens: of the prompt.
-        told: their probabilities.
+        tokens: the prompt's tokens.
+        told: their log-probabilities.
         top: number of likeliest tokens to report.
-        tokenizer: spells the tokens.
+        tokenizer: the model's tokenizer.
     """
     for token, one in zip(tokens, told, strict=False):
         if one is None:
@@ -102,11 +102,11 @@ def prompt_logprobs(
 def token_logprobs(
     pieces: Sequence[TokenOutput], tokenizer: Tokenizer, *, as_ids: bool = False
 ) -> list[TokenLogprob]:
-    """Return the tokens' probabilities; an empty list if nobody asked for them.
+    """Return the tokens' log-probabilities; an empty list if they were not requested.
 
     Args:
         pieces: the tokens, in order.
-        tokenizer: spells the tokens.
+        tokenizer: the model's tokenizer.
         as_ids: see `token_name`.
     """
     logprobs = []
@@ -129,11 +129,11 @@ HEARTBEAT_SECONDS = 15.0  # proxies close a silent connection after 30 to 60
 _ID_LETTERS = string.ascii_letters + string.digits
 _ID_LENGTH = 9  # Mistral's templates accept no other length
 FOUND_IN = (
-    "accepted draft tokens by where they were found: `text` (the request's own), `history` (the "
-    "client's earlier requests), `table` (n-grams), `head`, `draft` (a draft model) or `grammar`"
+    "accepted draft tokens by source: `text` (the request's), `history` (the client's earlier "
+    "requests), `table` (n-grams), `head`, `draft` (a draft model) or `grammar`"
 )
 log = logging.getLogger(__name__)
-_LONG = 1024  # tokens and likely tokens, which the event loop writes in about 4 ms
+_LONG = 1024  # tokens and alternatives, which the event loop writes in about 4 ms
 _T = TypeVar("_T")
 
 
@@ -142,12 +142,13 @@ class Answer:
     """One answer so far; it is complete once `last` is set.
 
     Attributes:
+        request: the engine's request.
         reader: finds text, reasoning and calls in the answer to a chat.
-        prompt: log-probabilities of the prompt's tokens, if the client wants them.
-        stats: its costs, at its end, or so far where the client wants them.
-        prompt_computed: tokens of the prompt, if the last step was one of those in which the client
-            sees its progress.
+        pieces: its tokens so far.
+        prompt: log-probabilities of the prompt's tokens, if requested.
         last: the output with the finish reason.
+        stats: its statistics, at its end, or so far if requested.
+        prompt_computed: tokens of the prompt so far, if the last step reported its progress.
     """
 
     request: GenerationRequest
@@ -165,7 +166,7 @@ class Answer:
 
     @property
     def reported_tokens(self) -> int:
-        """Number of tokens in the answer, with the likely alternatives of each."""
+        """Number of tokens in the answer, with the alternatives of each."""
         asked = self.request
         likely = max(asked.logprobs or 0, len(asked.logprob_tokens)), asked.prompt_logprobs or 0
         return len(self.pieces) * (1 + likely[0]) + len(self.prompt) * (1 + likely[1])
@@ -196,16 +197,16 @@ class Answer:
 
     @property
     def generated_tokens(self) -> int:
-        """Number of tokens so far; while the answer goes on, those whose text is not held back."""
+        """Number of tokens so far; before the end, without those whose text is held back."""
         return self.stats.generated_tokens if self.last else len(self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one step of the engine brought for one answer.
+    """The result of one step of the engine for one answer.
 
     Attributes:
-        index: of the answer.
+        index: the answer's index.
         output: the engine's output.
         deltas: new text of the answer's blocks, in a chat.
     """
@@ -216,20 +217,21 @@ class Step:
 
 
 class Generation:
-    """A request under way: one answer per prompt and choice.
+    """A submitted request: one answer per prompt and choice.
 
     Args:
         handle: the engine's requests.
-        ctx: of the HTTP request.
+        ctx: the HTTP request's context.
         choices: number of answers to each prompt.
         logged_prompt: the prompts for the log; None: it shows none.
         answer_format: how a chat model writes its answers; None: as plain text.
 
     Attributes:
+        handle: the engine's requests.
         answers: the answers so far, in the order of the prompts, a prompt's choices together.
         choices: number of answers to each prompt.
         request_id: the id that the client knows.
-        arrival: of the request, in seconds of `time.monotonic()`.
+        arrival: when the request arrived, in seconds of `time.monotonic()`.
     """
 
     def __init__(
@@ -259,7 +261,7 @@ class Generation:
 
     @property
     def complete(self) -> bool:
-        """All answers have ended."""
+        """Whether all answers have ended."""
         return all(answer.last for answer in self.answers)
 
     @property
@@ -273,12 +275,12 @@ class Generation:
         }
 
     async def steps(self) -> AsyncIterator[Iterator[Step]]:
-        """Yield the steps that have come, none after a long silence.
+        """Yield the steps so far, as they come; an empty iterator after a long silence.
 
-        Each changes the answers when it is taken, so that what is written of it shows no later one.
+        Each step changes the answers when it is iterated, so that its writer sees no later one.
 
         Raises:
-            ApiError: one of the answers failed; taking its step raises it.
+            ApiError: one of the answers failed; its step raises it.
         """
         async for outputs in self.handle.outputs(HEARTBEAT_SECONDS):
             yield self._taken(outputs)
@@ -303,7 +305,7 @@ class Generation:
             yield Step(index, output, deltas)
 
     def _read(self, answer: Answer, output: Output) -> tuple[Output, list[Delta]]:
-        """Read the text of an output; end the answer where it begins to repeat its calls.
+        """Read an output's text; end the answer when it begins to repeat its calls.
 
         Returns:
             The output up to there, and its deltas.
@@ -311,7 +313,7 @@ class Generation:
         reader, answer_format = answer.reader, self._answer_format
         if reader is None or answer_format is None:
             return output, []
-        if reader.repeated:  # the engine has not ended it yet when it made this output
+        if reader.repeated:  # the engine made this output before it ended the answer
             pieces, deltas = (), []
         else:
             deltas = reader.push(*answer_format.texts(output.pieces))
@@ -322,7 +324,7 @@ class Generation:
                 self.handle.end(output.request_id)
         if not output.finish:
             return replace(output, pieces=pieces), deltas
-        # However the engine ended it, the answer was whole before.
+        # However the engine ended it, the answer was complete before.
         tokens = len(answer.pieces) + len(pieces)
         stats = output.stats and replace(output.stats, generated_tokens=tokens)
         ended = replace(output, finish=FinishReason.STOP, error=None, stop=None)
@@ -332,7 +334,7 @@ class Generation:
         """Write an answer, on a thread if it is long.
 
         Args:
-            work: writes it.
+            work: writes the answer.
             tokens: number of tokens in it.
         """
         if tokens < _LONG:
@@ -370,7 +372,7 @@ class Generation:
 
 
 def _failure(last: Output, request: GenerationRequest) -> ApiError | None:
-    """Return the error for the client of a request that failed; None where it did not."""
+    """Return the error for the client of a failed request; None if it did not fail."""
     match last.finish:
         case FinishReason.TIMEOUT:
             started = last.stats is not None and last.stats.generated_tokens > 0
@@ -387,10 +389,10 @@ def _failure(last: Output, request: GenerationRequest) -> ApiError | None:
 
 
 def json_of(content: BaseModel, *, exclude_none: bool = False) -> bytes:
-    """Return a schema's JSON, made in pieces where it has lists of schemas.
+    """Return a schema's JSON, written in pieces if it has lists of schemas.
 
-    pydantic holds the interpreter until it has written all that it is given, and so would the
-    choices of one request, with the probabilities of all their tokens.
+    pydantic holds Python's global lock until it has written everything: too long for the choices of
+    a request with the probabilities of all their tokens.
     """
     lists = {name: value for name, value in content if _is_list_of_schemas(value)}
     rest = content.model_dump_json(exclude_none=exclude_none, exclude=set(lists))
@@ -411,9 +413,9 @@ def json_answer(
     """Return a response with a schema's JSON.
 
     Args:
-        content: of the body.
-        headers: of the response.
-        exclude_none: leave out fields that are null.
+        content: the body's content.
+        headers: the response's headers.
+        exclude_none: whether to leave out fields that are null.
     """
     text = json_of(content, exclude_none=exclude_none)
     return Response(text, headers=dict(headers), media_type="application/json")
@@ -422,13 +424,13 @@ def json_answer(
 def list_answer(
     rest: Mapping[str, Any] | None, field: str, items: Iterable[bytes], headers: Mapping[str, str]
 ) -> Response:
-    """Return a response with a list that is written item by item: all at once hold the event loop.
+    """Return a response with a list, written item by item so that the event loop is never held up.
 
     Args:
-        rest: the other fields; None: the answer is the list alone.
+        rest: the other fields; None: the answer is only the list.
         field: name of the list, which comes last.
-        items: JSON of one or several items each; made when the last one has been sent.
-        headers: of the response.
+        items: JSON of one or several items each; each is made after the last one was sent.
+        headers: the response's headers.
     """
 
     async def written() -> AsyncIterator[bytes]:
@@ -443,12 +445,13 @@ def list_answer(
 
 
 class Writer:
-    """Writes a generation's answers in the words of one protocol.
+    """Writes a generation's answers in the form of one protocol.
 
     Attributes:
-        media_type: of a stream.
-        pause: sent after a long silence in a stream, as a sign of life.
-        exclude_none: leave fields without a value out of an answer in one piece.
+        media_type: media type of a stream.
+        pause: the heartbeat of a stream after a long silence.
+        exclude_none: whether an answer in one piece leaves out fields without a value.
+        generation: the answers.
     """
 
     media_type: ClassVar[str] = "text/event-stream"
@@ -467,7 +470,7 @@ class Writer:
         return json_of(self.whole(), exclude_none=self.exclude_none)
 
     def step(self, step: Step) -> bytes:
-        """Return the events of one step; none where the step brought nothing to show."""
+        """Return the events of one step; none if the step has nothing to show."""
         raise NotImplementedError
 
     def end(self) -> bytes:
@@ -507,7 +510,7 @@ class Writer:
                     work, tokens = partial(self.step, step), step.output.reported_tokens
                     silent = False
                     events.append(await self.generation.written(work, tokens))
-            except Exception as error:  # what came before it goes out first
+            except Exception as error:  # earlier events go out first
                 silent, failure = False, error
             if written := self.pause if silent else b"".join(events):
                 yield written
@@ -520,7 +523,7 @@ class Writer:
 
 
 class BlockWriter(Writer):
-    """Streams the one answer to a chat as blocks: text, reasoning and calls, one after the other.
+    """Streams a single answer to a chat as blocks: text, reasoning and calls, one after the other.
 
     Attributes:
         answer: the answer.
@@ -529,7 +532,7 @@ class BlockWriter(Writer):
     def __init__(self, generation: Generation) -> None:
         super().__init__(generation)
         (self.answer,) = generation.answers
-        self._open: int | None = None  # index of the block that is being written
+        self._open: int | None = None  # index of the current block
         self._begun = False
 
     def step(self, step: Step) -> bytes:
@@ -548,7 +551,7 @@ class BlockWriter(Writer):
         """Return the events that end the open block, if there is one.
 
         Args:
-            complete: the answer was not cut off within the block.
+            complete: whether the block is complete: the answer was not cut off within it.
         """
         return b"" if self._open is None else self.end_block(self._open, complete=complete)
 
@@ -587,12 +590,12 @@ def token_events(output: Output) -> list[dict[str, Any]]:
 
 
 def joined_text(blocks: Iterable[Block], kind: str) -> str:
-    """Return the text of all blocks of a kind, with empty lines between them."""
+    """Return the text of all blocks of a kind, separated by empty lines."""
     return "\n\n".join(block.text for block in blocks if block.kind == kind)
 
 
 def arguments(text: str) -> dict[str, Any]:
-    """Return a call's arguments as an object; empty where the answer was cut off within them."""
+    """Return a call's arguments as an object; empty if the answer was cut off within them."""
     try:
         value = loads(text or "{}")
     except ValueError:
