@@ -193,6 +193,15 @@ def test_a_product_of_several_matrices(each_kernel: str, types: tuple[str, ...])
         assert np.array_equal(together(x=x[:, :rows])[0], expected[:, :rows])
 
 
+@pytest.mark.parametrize("type", ["Q4_1", "Q6_K", "Q8_0", "IQ4_NL"])
+def test_rows_of_a_prompt_have_the_bits_of_few(each_kernel: str, type: str) -> None:
+    """Also where weights are unpacked once for many rows, and several times for all."""
+    weights = random_weights(40, 768, WeightType[type])
+    x = np.random.default_rng(7).normal(size=(1, 270, 768)).astype(f)
+    few = [multiply(weights, x[:, first : first + 9]) for first in range(0, 270, 9)]
+    assert np.array_equal(multiply(weights, x), np.concatenate(few, axis=1))
+
+
 @pytest.mark.parametrize(("bits", "zero_points"), [(4, False), (8, False), (4, True)])
 def test_onnxruntime_computes_nearly_the_same(bits: int, zero_points: bool) -> None:
     blocks = random_blocks(256, 1024, bits, 128, zero_points=zero_points)

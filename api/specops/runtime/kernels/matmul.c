@@ -4,10 +4,9 @@
 
 #include <stdlib.h>
 
-// Bytes of weights that a thread takes at a time, multiplied by the groups of rows that read them:
-// enough to stream. Smaller weights are still cut into FEW pieces, so that 2 or 4 threads share them
-// evenly: 8 tokens of the demo pair take 0.89 of the time that whole pieces took, and TinyLlama's as
-// long (2 cores, AMD EPYC). If there are more threads, each gets the same number of pieces.
+// Bytes of weights that a thread takes at a time, multiplied by the groups of rows that read them: enough to
+// stream. Smaller weights are still cut into FEW pieces, so that 2 or 4 threads share them evenly: 8 tokens of
+// the demo pair take 0.89 of the time. If there are more threads, each gets the same number of pieces.
 static const int64_t PIECE = 256 << 10;
 enum { FEW = 4 };
 // Number of multiplications that are worth a thread. A core does 200 a nanosecond; while it waits for
@@ -72,20 +71,20 @@ typedef struct {
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Cuts rows into as few groups as the kernel can, all about as wide: each group reads the weights again,
-// and a narrow one waits for them. Where groups had 8 rows and the last one the rest, 10 and 18 to 20
-// tokens took 1.05 of the time with TinyLlama's shape, 1.02 to 1.04 with the demo pair, and no number
-// took less than 0.99 (512 bits; 2 cores, AMD EPYC, Zen 5).
+// Cuts rows into as few groups as the kernel can, all about as wide: each group reads the weights again, and a
+// narrow one waits for them. Where groups had 8 rows and the last one the rest, 10 and 18 to 20 tokens took
+// 1.02 to 1.05 of the time, and no number took less than 0.99 (512 bits; 2 cores, AMD EPYC, Zen 5).
 static void cut_rows(Job *job) {
-    const int64_t rows = job->x.rows, most = job->kernel->most, step = job->kernel->step;
+    const MatmulKernel *kernel = job->kernel;
+    const int64_t rows = job->x.rows, step = kernel->step;
+    const int64_t most = rows < kernel->once ? kernel->most : kernel->group;
     const int64_t fewest = (rows + most - 1) / most, even = (rows + fewest - 1) / fewest;
     job->x.width = least((even + step - 1) / step * step, most);
     job->groups = (rows + job->x.width - 1) / job->x.width;
 }
 
-// Rounds a part of K of a whole group of rows: its rows share lines of memory, for which two threads would
-// wait in turns. With a row for each thread, 8 tokens of TinyLlama's shape took 17.3 ms instead of 13.5
-// (2 cores, AMD EPYC).
+// Rounds a part of K of a whole group of rows: its rows share lines of memory, for which two threads would wait
+// in turns. With a row for each thread, 8 tokens of TinyLlama's shape took 17.3 ms instead of 13.5.
 static void quantize(void *argument, size_t index) {
     const Job *job = argument;
     const Activations *x = &job->x;

@@ -110,9 +110,11 @@ typedef struct {
 
 // The kernel for one kind of processor.
 typedef struct {
-    int most;   // rows of a group
-    int step;   // a group has a multiple of so many rows, or `most`
-    int bytes;  // of a code of activations: 1, or more if the kernel stores it in another form
+    int64_t once;  // from so many rows on, weights are unpacked once for all groups
+    int group;     // rows of a group then
+    int most;      // rows of a group otherwise
+    int step;      // that has a multiple of so many rows, or `most`
+    int bytes;     // of a code of activations: 1, or more if the kernel stores it in another form
     // Whether codes of 8 bits, and numbers of tables, are multiplied as signed numbers: less 128, or less
     // the table's middle.
     int is_signed;

@@ -5,10 +5,9 @@
 
 #include <stdint.h>
 
-// A register has 4, 8 or 16 columns, so a tile's 16 columns take PARTS registers. Each addition waits
-// for the one before it, so few rows have several CHAINS of sums each. The sums of MOST rows fit into the
-// registers; SMALL_GROUPS, a number for tests' programs, compiles less. Where rows compute fewer parts TOGETHER, they
-// do so part by part.
+// A register has 4, 8 or 16 columns, so a tile's 16 columns take PARTS registers. Each addition waits for the one
+// before it, so few rows have several CHAINS of sums each. The sums of MOST rows fit into the registers;
+// SMALL_GROUPS, a number for tests' programs, compiles less. TOGETHER: parts that rows compute at once.
 #if defined(SMALL_GROUPS)
 #define ROWS_UP_TO(COUNT) SMALL_GROUPS
 #else
@@ -18,19 +17,25 @@
 #define REGISTER 64
 enum { MOST = ROWS_UP_TO(10) };
 #define CHAINS(COUNT) ((COUNT) <= 3 ? 4 : (COUNT) <= 9 ? 2 : 1)
-#elif defined(__AVXVNNI__) || defined(HALF_REGISTERS)
+#else
+enum { MOST = ROWS_UP_TO(5) };
+#if defined(__AVXVNNI__) || defined(HALF_REGISTERS)
 #define REGISTER 32
-enum { MOST = ROWS_UP_TO(5) };
-#define CHAINS(COUNT) ((COUNT) <= 1 ? 4 : (COUNT) <= 2 ? 2 : 1)
-#elif defined(__ARM_FEATURE_DOTPROD)
+#else
 #define REGISTER 16
-enum { MOST = ROWS_UP_TO(5) };
+#endif
+#if REGISTER == 32 || defined(__ARM_FEATURE_DOTPROD)
 #define CHAINS(COUNT) ((COUNT) <= 1 ? 4 : (COUNT) <= 2 ? 2 : 1)
 #else
 #define WITHOUT_DOTS
-#define REGISTER 16
-enum { MOST = ROWS_UP_TO(5) };
 #define CHAINS(COUNT) 1
+#endif
+#endif
+// NEON without i8mm multiplies signed numbers only.
+#if defined(__ARM_FEATURE_DOTPROD) && !defined(__ARM_FEATURE_MATMUL_INT8)
+enum { LOWERED = 128 };
+#else
+enum { LOWERED = 0 };
 #endif
 
 #include "matmul_kernel.h"
@@ -41,7 +46,6 @@ typedef int32_t Columns __attribute__((vector_size(REGISTER)));
 
 #if defined(WITHOUT_DOTS)
 
-enum { LOWERED = 0, PAIRED = 0 };
 #define TOGETHER(COUNT) ((COUNT) == 1 ? PARTS : 1)
 
 typedef int16_t Pairs __attribute__((vector_size(REGISTER)));
@@ -128,13 +132,6 @@ INLINE Sums dot(Sums sums, Bytes numbers, const int8_t *x) {
 #endif
 }
 
-// NEON without i8mm multiplies signed numbers only.
-#if defined(__aarch64__) && !defined(__ARM_FEATURE_MATMUL_INT8)
-enum { LOWERED = 128 };
-#else
-enum { LOWERED = 0 };
-#endif
-
 #endif
 
 // Eight numbers of K for two rows, as products of matrices: two columns by two rows a register. Until
@@ -163,10 +160,8 @@ INLINE void tangle(Sums *one, Sums *other) {
     *one = vzip1q_s32(first, last);
     *other = vzip2q_s32(first, last);
 }
-#elif !defined(WITHOUT_DOTS)
+#else
 enum { PAIRED = 0 };
-#endif
-#if !defined(__ARM_FEATURE_MATMUL_INT8)
 INLINE void two_rows(Sums *one, Sums *other, Numbers n, const int8_t *codes, int64_t next) {
     (void)one, (void)other, (void)n, (void)codes, (void)next;
 }
@@ -204,10 +199,8 @@ INLINE void multiply_block(const Planes p, const int count, Bytes table, int64_t
                 for (int step = 0; step < steps; step++, x += 2 * count * WORD) {
                     const int nth = half * steps + step;
                     Numbers n[PARTS];
-                    for (int part = 0; part < together; part++) {
+                    for (int part = 0; part < together; part++)
                         n[part] = numbers_of(p, table, unit + (start + part) * REGISTER, nth);
-                        if (p.low == 8 && LOWERED != 0) n[part].before ^= LOWERED, n[part].after ^= LOWERED;
-                    }
                     if (!start) prefetch_lines(at, planes / 4 + (nth < planes % 4));
                     const int one = 2 * step % chains, other = (2 * step + 1) % chains;
                     for (int row = 0; row < paired; row += 2)
@@ -244,4 +237,4 @@ INLINE void multiply_block(const Planes p, const int count, Bytes table, int64_t
 
 #include "matmul_groups.h"
 
-const MatmulKernel MATMUL = {MOST, 2, BYTES, LOWERED != 0, activate_row, QUANTIZE, piece};
+const MatmulKernel MATMUL = {INT64_MAX, 0, MOST, 2, BYTES, LOWERED != 0, activate_row, QUANTIZE, piece};

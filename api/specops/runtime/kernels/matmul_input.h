@@ -114,13 +114,6 @@ static void activate_row(const Input *input, int64_t row, int64_t depth) {
              input->activated + row * depth);
 }
 
-INLINE int32_t sum_of(Ints v) {
-    v += HALVES_SWAPPED(v);
-    v += FOURS_SWAPPED(v);
-    v += TWOS_SWAPPED(v);
-    return v[0] + v[1];
-}
-
 // A block's scale, and the sums of its codes: of all, and of the first 16.
 typedef struct {
     float scale;
@@ -159,7 +152,7 @@ INLINE Rounded round_block(const float *x, int64_t size, int64_t block, int8_t *
 
 // Writes the terms of a block of a row, in a group of `count` rows.
 INLINE void put_terms(const Terms *terms, Term *at, int count, const Rounded *block) {
-    const int32_t all = sum_of(block->all), first = terms->halves == 2 ? sum_of(block->first) : all;
+    const int32_t all = total_of(block->all), first = terms->halves == 2 ? total_of(block->first) : all;
     for (int half = 0; half < terms->halves; half++) {
         const int32_t sum = half ? all - first : first;
         if (terms->kind == SCALED) at[half * count].scaled = block->scale * (float)sum;

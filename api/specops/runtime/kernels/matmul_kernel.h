@@ -21,10 +21,11 @@
 
 // -- codes -----------------------------------------------------------------------------------------
 
-// What a kernel's code depends on, as constants: the planes of a form, whether it has a table, and the kind
-// of its terms. Weights with a plane of twos have a scale for each 16 of K, and blocks of 32.
+// What a kernel's code depends on, as constants: the planes of a form, whether it has a table, the kind of its
+// terms, and whether the codes have been unpacked: a line for each 4 of K. Weights with a plane of twos have a
+// scale for each 16 of K, and blocks of 32.
 typedef struct {
-    int low, twos, ones, table, kind;
+    int low, twos, ones, table, kind, unpacked;
 } Planes;
 
 // DO(LOW, TWOS, ONES, TABLE, KIND) for each combination that a type has, and a key of it. Kinds as constants
@@ -40,18 +41,19 @@ static inline int planes_key(const Form *f, int kind) {
     return PLANES_KEY(f->low, f->twos, f->ones, f->table != NO_TABLE, kind);
 }
 
-// A kernel defines REGISTER, the bytes of its registers, before it includes this file.
+// A kernel defines REGISTER, the bytes of its registers, before it includes this file, and LOWERED: what it
+// subtracts from numbers of 8 bits.
 typedef uint8_t Bytes __attribute__((vector_size(REGISTER)));
 typedef uint16_t BytePairs __attribute__((vector_size(REGISTER)));
 typedef uint8_t BytesAt __attribute__((vector_size(REGISTER), aligned(1), may_alias));
 
 INLINE Bytes bytes_at(const uint8_t *from) { return *(const BytesAt *)from; }
 
-// The table's numbers in each 16 bytes of a register, less `lowered`.
-INLINE Bytes table_of(const int table, int lowered) {
-    const uint8_t *numbers = numbers_of_table(table);
+// The table's numbers in each 16 bytes of a register, less their middle if the kernel's numbers are signed.
+INLINE Bytes table_of(const Form f) {
+    const uint8_t *numbers = numbers_of_table(f.table);
     Bytes spread;
-    for (int i = 0; i < REGISTER; i++) spread[i] = (uint8_t)(numbers[i % 16] - lowered);
+    for (int i = 0; i < REGISTER; i++) spread[i] = (uint8_t)(numbers[i % 16] - (LOWERED ? f.middle : 0));
     return spread;
 }
 
@@ -67,16 +69,10 @@ INLINE Bytes look_up(Bytes table, Bytes codes) {
 }
 #else
 static __attribute__((noinline)) Bytes look_up(Bytes table, Bytes codes) {
-    uint8_t numbers[REGISTER];
-    uint64_t words[REGISTER / 8];
-    memcpy(numbers, &table, REGISTER), memcpy(words, &codes, REGISTER);
-    for (int word = 0; word < REGISTER / 8; word++) {
-        uint64_t found = 0;
-        for (int bit = 0; bit < 64; bit += 8) found |= (uint64_t)numbers[words[word] >> bit & 15] << bit;
-        words[word] = found;
-    }
-    memcpy(&codes, words, REGISTER);
-    return codes;
+    uint8_t numbers[REGISTER], found[REGISTER];
+    memcpy(numbers, &table, REGISTER), memcpy(found, &codes, REGISTER);
+    for (int i = 0; i < REGISTER; i++) found[i] = numbers[found[i]];
+    return bytes_at(found);
 }
 #endif
 
@@ -96,7 +92,9 @@ typedef struct {
 INLINE Numbers numbers_of(const Planes p, Bytes table, const uint8_t *unit, const int step) {
     Numbers n = {{0}, {0}};
     const uint8_t *twos = unit + p.low * LINE, *ones = twos + p.twos * LINE;
-    if (p.low == 8) return (Numbers){bytes_at(unit + 2 * step * LINE), bytes_at(unit + (2 * step + 1) * LINE)};
+    if (p.low == 8)
+        return (Numbers){bytes_at(unit + 2 * step * LINE) ^ LOWERED,
+                         bytes_at(unit + (2 * step + 1) * LINE) ^ LOWERED};
     if (p.low == 4) {
         const Bytes both = bytes_at(unit + step * LINE);
         n.before = both & 15, n.after = moved(both, 4, 4, 0);
@@ -114,8 +112,13 @@ INLINE Numbers numbers_of(const Planes p, Bytes table, const uint8_t *unit, cons
     return n;
 }
 
-// Bytes of a unit, 32 of K.
-INLINE int64_t unit_bytes(const Planes p) { return (int64_t)(p.low + p.twos + p.ones) * LINE; }
+// Whether a kernel without unsigned numbers of 8 bits multiplies magnitudes by codes with the numbers' signs.
+INLINE int has_signs(const Planes p) { return p.low == 8 || p.table; }
+
+// Bytes of a unit, 32 of K. Unpacked numbers with signs have two lines each.
+INLINE int64_t unit_bytes(const Planes p) {
+    return (int64_t)(p.unpacked ? 8 << has_signs(p) : p.low + p.twos + p.ones) * LINE;
+}
 
 // -- scales ----------------------------------------------------------------------------------------
 
@@ -159,56 +162,68 @@ INLINE Header header_at(const Form *form, const uint8_t *at, int64_t blocks) {
     return h;
 }
 
-// Adds block `b` of a group to the totals. `dots` [count] are each row's sums of products, with the tile's
-// columns in lanes; `s` and `terms` [count] those of the activations.
-INLINE void add_block(const int kind, const int lowered, const int count, const int form, const Header *h,
-                      int64_t b, const Ints *dots, const float *s, const Term *terms, Floats *totals) {
-    const uint8_t *const at = h->at, *const bytes = at + 16 * b;
-    Floats scale, offset = {0};
-    Ints zero = {0};
-    if (kind == SUMS) {
+// What a block's columns add, beside their codes: scales and offsets or minima, two of each if there is one for
+// each 16 of K; zero points; and what the products of unpacked numbers lack.
+typedef struct {
+    Floats scales[2], offsets[2];
+    Ints zero, missing;
+} Factors;
+
+// Those of block `b` of a group.
+INLINE Factors factors_of(const Planes p, const int form, const Header *h, int64_t b) {
+    const uint8_t *const at = h->at, *bytes = at + (p.twos ? 64 + 32 * b : 16 * b);
+    const int kind = p.kind;
+    Factors f = {0};
+    if (p.twos) {
+        for (int half = 0; half < 2; half++, bytes += 16) {
+            const PointsAt both = *(const PointsAt *)bytes;
+            const PointsAt low = both & 15, high = both >> 4;
+            f.scales[half] = kind == STARTS ? signed_at(bytes) : unsigned_at((const uint8_t *)&low);
+            f.offsets[half] = unsigned_at((const uint8_t *)&high);
+        }
+    } else if (kind == SUMS) {
         const int half = form == HALF_ZERO;
-        scale = half ? halves_at(at + 32 * b) : load((const float *)at + 16 * b);
-        zero = points_at(bytes + (half ? 32 : 64) * h->blocks) - lowered;
+        f.scales[0] = half ? halves_at(at + 32 * b) : load((const float *)at + 16 * b);
+        f.zero = points_at(bytes + (half ? 32 : 64) * h->blocks) - (p.low == 8 ? LOWERED : 0);
     } else if (kind == SCALED && form == SIX_PAIR) {
-        scale = h->d * unsigned_at(bytes + 64);
-        offset = -(h->dmin * unsigned_at(bytes + 64 + 16 * h->blocks));
+        f.scales[0] = h->d * unsigned_at(bytes + 64);
+        f.offsets[0] = -(h->dmin * unsigned_at(bytes + 64 + 16 * h->blocks));
     } else if (kind == SCALED) {
-        scale = halves_at(at + 64 * b), offset = halves_at(at + 64 * b + 32);
+        f.scales[0] = halves_at(at + 64 * b), f.offsets[0] = halves_at(at + 64 * b + 32);
     } else {
-        scale = form == HALF    ? halves_at(at + 32 * b)
-                : form == BYTE  ? h->d * signed_at(bytes + 32)
-                : form == FLOAT ? load((const float *)at + 16 * b)
-                                : powers_at(bytes);
+        f.scales[0] = form == HALF    ? halves_at(at + 32 * b)
+                      : form == BYTE  ? h->d * signed_at(bytes + 32)
+                      : form == FLOAT ? load((const float *)at + 16 * b)
+                                      : powers_at(bytes);
     }
+    return f;
+}
+
+// Adds a block to the totals. `dots` [count] are each row's sums of products, with the tile's columns in lanes;
+// `s` and `terms` [count] those of the activations.
+INLINE void add_block(const int kind, const int count, const Factors *f, const Ints *dots, const float *s,
+                      const Term *terms, Floats *totals) {
     for (int row = 0; row < count; row++) {
-        const Ints shifted = kind == SUMS ? dots[row] - zero * terms[row].whole : dots[row];
+        const Ints shifted = kind == SUMS ? dots[row] - f->zero * terms[row].whole : dots[row];
         Floats dot = __builtin_convertvector(shifted, Floats);
-        dot *= scale * s[row];
-        if (kind == SCALED) dot += offset * terms[row].scaled;
+        dot *= f->scales[0] * s[row];
+        if (kind == SCALED) dot += f->offsets[0] * terms[row].scaled;
         totals[row] = dot + totals[row];
     }
 }
 
 // The same for weights with a scale for each 16: `dots` [2][count], added to the group's `parts`, and
 // minima, whose terms are SUMS, to `less`.
-INLINE void add_sixteens(const int kind, const int count, const Header *h, int64_t b, const Ints *dots,
-                         const float *s, const Term *terms, Floats *parts, Floats *less) {
-    const uint8_t *bytes = h->at + 64 + 32 * b;
-    Floats scales[2], minima[2];
-    for (int half = 0; half < 2; half++, bytes += 16) {
-        const PointsAt both = *(const PointsAt *)bytes;
-        const PointsAt low = both & 15, high = both >> 4;
-        scales[half] = kind == STARTS ? signed_at(bytes) : unsigned_at((const uint8_t *)&low);
-        minima[half] = unsigned_at((const uint8_t *)&high);
-    }
+INLINE void add_sixteens(const int kind, const int count, const Factors *f, const Ints *dots, const float *s,
+                         const Term *terms, Floats *parts, Floats *less) {
     for (int row = 0; row < count; row++) {
-        const Floats sum = __builtin_convertvector(dots[row], Floats) * scales[0] +
-                           __builtin_convertvector(dots[count + row], Floats) * scales[1];
+        const Floats sum = __builtin_convertvector(dots[row], Floats) * f->scales[0] +
+                           __builtin_convertvector(dots[count + row], Floats) * f->scales[1];
         parts[row] = sum * s[row] + parts[row];
     }
     for (int row = 0; kind == SUMS && row < count; row++) {
-        const Floats sum = minima[0] * (float)terms[row].whole + minima[1] * (float)terms[count + row].whole;
+        const Floats sum =
+            f->offsets[0] * (float)terms[row].whole + f->offsets[1] * (float)terms[count + row].whole;
         less[row] = sum * s[row] + less[row];
     }
 }
@@ -230,19 +245,18 @@ INLINE void put_rows(int64_t stride, const int count, const Floats *totals, cons
         store_first(y + row * stride, columns, bias ? totals[row] + added : totals[row]);
 }
 
-// How far ahead of what is read weights are prefetched, in bytes: a processor by itself reads ahead within a
-// page only, and tiles are short. Lines shall be in the first cache when they are needed; activations of
-// several rows evict those that came too early. Behind the last tile lie the next product's weights, or a
-// prefetch does nothing.
+// How far ahead weights are prefetched, in bytes: a processor by itself reads ahead within a page only, and
+// tiles are short. Activations of several rows evict lines that came too early from the first cache. Behind
+// the last tile lie the next product's weights, or a prefetch does nothing.
 INLINE int64_t distance_of(const int rows) { return rows == 1 ? 8192 : 6144; }
 
-// Where a kernel reads: codes of weights and of activations. Lines are prefetched in the order in which they
-// lie, from `ahead` on, as many at each step as it reads on average. Where headers' lines were prefetched out
-// of order, one token from memory took 1.46 of the time with Q4_1, 1.14 with Q6_K, 1.05 with Q4_K (AMD EPYC,
-// Zen 5).
+// Where a kernel reads: codes of weights and of activations. Lines are prefetched in the order in which they lie,
+// from `ahead` on, as many at each step as it reads on average. Out of order, headers' lines cost one token 1.46
+// of the time with Q4_1, 1.14 with Q6_K, 1.05 with Q4_K (AMD EPYC, Zen 5).
 typedef struct {
     const uint8_t *weights, *ahead;
     const int8_t *codes;
+    const Ints *missing;  // of unpacked numbers with signs: what the sums begin with
 } Cursor;
 
 INLINE void prefetch_lines(Cursor *at, const int count) {

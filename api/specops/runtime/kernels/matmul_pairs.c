@@ -3,82 +3,105 @@
 // Numbers of 8 bits are signed here, and the instruction wants one side without signs: it multiplies their
 // magnitudes by the activations, which take their signs. setup.py compiles this file once for each.
 
+#include <immintrin.h>
+
+enum { LOWERED = 128 };
 #if defined(__AVX512BW__)
 #define REGISTER 64
+#define WIDE(NAME) _mm512_##NAME
+typedef __m512i Wide;
 #else
 #define REGISTER 32
+#define WIDE(NAME) _mm256_##NAME
+typedef __m256i Wide;
 #endif
 
 #include "matmul_kernel.h"
 
+// See matmul_groups.h. Fewer than ONCE rows take longer, or as long.
+#define ONCE 16
 #if defined(SMALL_GROUPS)  // for tests' programs
-enum { MOST = SMALL_GROUPS };
+enum { MOST = SMALL_GROUPS, GROUP = MOST, PASS = 5 * GROUP };
 #else
-enum { MOST = 9 };
+enum { MOST = 9, GROUP = REGISTER / 8, PASS = 128 };
 #endif
-enum { PARTS = LINE / REGISTER, BYTES = 1, LOWERED = 128, WORDS = UNIT / 4 };
+enum { HELD = 256, PARTS = LINE / REGISTER, BYTES = 1, WORDS = UNIT / 4 };
 // Few rows compute a whole tile at once, to share the activations. More rows compute it part by part,
 // so that the sums of all rows stay in registers.
-#define TOGETHER(COUNT) ((COUNT) <= 3 ? PARTS : 1)
+#define TOGETHER(PLANES, COUNT) ((COUNT) <= 3 || (PLANES).unpacked ? PARTS : 1)
 
 typedef int16_t Shorts __attribute__((vector_size(REGISTER)));
 typedef int32_t Sums __attribute__((vector_size(REGISTER)));
 
-// The sums of each column's pairs: its four numbers times the four codes of activations.
-INLINE Shorts pairs(Bytes numbers, Bytes x) {
-#if defined(__AVX512BW__)
-    return (Shorts)_mm512_maddubs_epi16((__m512i)numbers, (__m512i)x);
+// Keeps additions where they stand: clang would compute more products first than there are registers.
+#if defined(__AVX2__)
+#define KEPT(VALUE) __asm__("" : "+v"(VALUE))
 #else
-    return (Shorts)_mm256_maddubs_epi16((__m256i)numbers, (__m256i)x);
+#define KEPT(VALUE) (void)(VALUE)
 #endif
-}
 
-INLINE Bytes word_of(const int8_t *x) {
-#if defined(__AVX512BW__)
-    return (Bytes)_mm512_set1_epi32(word_at(x));
-#else
-    return (Bytes)_mm256_set1_epi32(word_at(x));
-#endif
-}
+// The sums of each column's pairs: its four numbers times the four codes of activations.
+INLINE Shorts pairs(Bytes numbers, Bytes x) { return (Shorts)WIDE(maddubs_epi16)((Wide)numbers, (Wide)x); }
+
+INLINE Bytes four_codes(const int8_t *x) { return (Bytes)((Sums){0} + word_at(x)); }
 
 // Adds both sums of 16 bits to each column's sum.
 INLINE Sums add_pairs(Sums sums, Shorts pairs) {
-#if defined(__AVX512BW__)
-    return sums + (Sums)_mm512_madd_epi16((__m512i)pairs, _mm512_set1_epi32(0x00010001));
-#else
-    return sums + (Sums)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi32(0x00010001));
-#endif
+    return sums + (Sums)WIDE(madd_epi16)((Wide)pairs, (Wide)((Shorts){0} + 1));
 }
 
-// Codes of activations with the signs of numbers, and the numbers' magnitudes. No code is -128.
+// Four numbers of each column as they are multiplied: themselves, or their magnitudes, by codes of activations
+// that take their signs. No code is -128.
 typedef struct {
     Bytes magnitude, number;
-#if defined(__AVX512BW__)
-    __mmask64 negative;
-#endif
-} Signed;
+} Word;
 
-INLINE Signed signed_of(Bytes number) {
+INLINE Word word_of(const Planes p, Bytes table, const uint8_t *unit, const int word) {
+    if (p.unpacked) {
+        const uint8_t *line = unit + (word << has_signs(p)) * LINE;
+        return (Word){bytes_at(line), bytes_at(line + has_signs(p) * LINE)};
+    }
+    const Numbers n = numbers_of(p, table, unit, word / 2);
+    const Bytes number = word % 2 ? n.after : n.before;
+    return (Word){has_signs(p) ? (Bytes)WIDE(abs_epi8)((Wide)number) : number, number};
+}
+
+INLINE Bytes with_signs(const Planes p, Bytes x, const Word *of) {
+    if (!has_signs(p)) return x;
+    if (p.unpacked) return x ^ of->number;
 #if defined(__AVX512BW__)
-    return (Signed){(Bytes)_mm512_abs_epi8((__m512i)number), number, _mm512_movepi8_mask((__m512i)number)};
+    const __mmask64 negative = _mm512_movepi8_mask((Wide)of->number);
+    return (Bytes)_mm512_mask_sub_epi8((Wide)x, negative, (Wide){0}, (Wide)x);
 #else
-    return (Signed){(Bytes)_mm256_abs_epi8((__m256i)number), number};
+    return (Bytes)_mm256_sign_epi8((Wide)x, (Wide)of->number);
 #endif
 }
 
-INLINE Bytes with_signs(Bytes x, const Signed *of) {
-#if defined(__AVX512BW__)
-    return (Bytes)_mm512_mask_sub_epi8((__m512i)x, of->negative, _mm512_setzero_si512(), (__m512i)x);
-#else
-    return (Bytes)_mm256_sign_epi8((__m256i)x, (__m256i)of->number);
-#endif
+// Unpacks a unit to lines of numbers, or of magnitudes and of signs, 0 or -1. Where a number is negative, codes
+// of activations are inverted bit by bit, which more of a processor's units do than turn signs. That makes x to
+// -x - 1, so the magnitudes of negative numbers are missing: a sum for each column, the same for all rows.
+INLINE void unpack_unit(const Planes p, Bytes table, const uint8_t *unit, uint8_t *lines, Ints *missing) {
+    typedef int8_t Signed __attribute__((vector_size(REGISTER)));
+    Sums lack[PARTS];
+    memcpy(lack, missing, sizeof lack);
+    for (int word = 0; word < WORDS; word++)
+        for (int part = 0; part < PARTS; part++) {
+            const Word w = word_of(p, table, unit + part * REGISTER, word);
+            const Bytes negative = (Bytes)((Signed)w.number < 0);
+            uint8_t *line = lines + (word << has_signs(p)) * LINE + part * REGISTER;
+            *(BytesAt *)line = w.magnitude;
+            if (!has_signs(p)) continue;
+            *(BytesAt *)(line + LINE) = negative;
+            lack[part] = add_pairs(lack[part], pairs(w.magnitude, -negative));
+        }
+    memcpy(missing, lack, sizeof lack);
 }
 
 // See matmul_groups.h.
 INLINE void multiply_block(const Planes p, const int count, Bytes table, int64_t units, Cursor *at,
                            const Term *starts, Ints *dots) {
-    const int large = p.low == 8 || p.table, bits = p.low + p.twos + p.ones;
-    const int halves = p.twos ? 2 : 1, words = WORDS / halves, together = TOGETHER(count);
+    const int large = has_signs(p), bits = p.low + p.twos + p.ones;
+    const int halves = p.twos ? 2 : 1, words = WORDS / halves, together = TOGETHER(p, count);
     // Words whose products a sum of 16 bits holds: a word adds at most 2 products of a number and 127.
     const int fit = large ? 1 : 32767 / (2 * ((1 << bits) - 1) * 127);
     const int each = fit >= words ? words : fit >= 4 ? 4 : 2;
@@ -90,39 +113,33 @@ INLINE void multiply_block(const Planes p, const int count, Bytes table, int64_t
         UNROLLED
         for (int half = 0; half < halves; half++) {
             Sums sums[MOST][PARTS];
-            for (int row = 0; row < count; row++)
+            for (int row = 0; row < count; row++)  // of numbers with signs starts are 0
                 for (int part = 0; part < together; part++)
-                    sums[row][part] = (Sums){0} + (p.kind == STARTS ? starts[half * count + row].whole : 0);
+                    sums[row][part] = p.unpacked && large ? ((const Sums *)at->missing)[part]
+                                      : (Sums){0} + (p.kind == STARTS ? starts[half * count + row].whole : 0);
             unit = at->weights;
             ROLLED
             for (int64_t number = 0; number < units; number++, unit += unit_bytes(p)) {
                 Shorts shorts[MOST][PARTS];
                 UNROLLED
-                for (int word = 0; word < words; word += 2, x += 8 * count) {
-                    const int step = (half * words + word) / 2;
-                    if (!start) prefetch_lines(at, bits / 4 + (step < bits % 4));
-                    for (int part = 0; part < together; part++) {
-                        Numbers n = numbers_of(p, table, unit + (start + part) * REGISTER, step);
-                        if (large) {
-                            if (p.low == 8) n.before ^= LOWERED, n.after ^= LOWERED;
-                            const Signed before = signed_of(n.before), after = signed_of(n.after);
-                            for (int row = 0; row < count; row++) {
-                                const Bytes one = with_signs(word_of(x + 4 * row), &before);
-                                const Bytes other = with_signs(word_of(x + 4 * (count + row)), &after);
-                                Sums *sum = &sums[row][part];
-                                *sum = add_pairs(*sum, pairs(before.magnitude, one));
-                                *sum = add_pairs(*sum, pairs(after.magnitude, other));
-                            }
-                            continue;
-                        }
-                        for (int row = 0; row < count; row++) {
+                for (int word = 0; word < words; word++, x += 4 * count) {
+                    const int nth = half * words + word, lines = bits / 4 + (nth / 2 < bits % 4);
+                    if (!start && !p.unpacked && word % 2 == 0) prefetch_lines(at, lines);
+                    Word w[PARTS];
+                    for (int part = 0; part < together; part++)
+                        w[part] = word_of(p, table, unit + (start + part) * REGISTER, nth);
+                    for (int row = 0; row < count; row++) {
+                        const Bytes codes = four_codes(x + 4 * row);
+                        for (int part = 0; part < together; part++) {
+                            const Shorts one = pairs(w[part].magnitude, with_signs(p, codes, &w[part]));
                             Shorts *sum = &shorts[row][part];
-                            const Shorts first = pairs(n.before, word_of(x + 4 * row));
-                            *sum = (word % each ? *sum + first : first) +
-                                   pairs(n.after, word_of(x + 4 * (count + row)));
+                            if (large) sums[row][part] = add_pairs(sums[row][part], one);
+                            else *sum = word % each ? *sum + one : one;
+                            if (large) KEPT(sums[row][part]);
+                            else KEPT(*sum);
                         }
                     }
-                    for (int row = 0; !large && (word + 2) % each == 0 && row < count; row++)
+                    for (int row = 0; !large && (word + 1) % each == 0 && row < count; row++)
                         for (int part = 0; part < together; part++)
                             sums[row][part] = add_pairs(sums[row][part], shorts[row][part]);
                 }
@@ -137,4 +154,4 @@ INLINE void multiply_block(const Planes p, const int count, Bytes table, int64_t
 
 #include "matmul_groups.h"
 
-const MatmulKernel MATMUL = {MOST, 8, BYTES, 1, activate_row, quantize_row, piece};
+const MatmulKernel MATMUL = {ONCE, GROUP, MOST, 8, BYTES, 1, activate_row, quantize_row, piece};
