@@ -36,7 +36,7 @@ watchdog._ANSWER_SECONDS, watchdog._PAUSE_SECONDS, watchdog._IDLE_SECONDS = 0.2,
 watchdog.main(sys.argv[1:])
 """
 Activity = tuple[str, ...] | None
-IDLE = "it answers nothing and computes nothing"
+IDLE = "it neither answers nor computes anything"
 SILENT = "it has answered nothing for longer than a request may take"
 
 
@@ -166,7 +166,7 @@ def test_a_stopped_server_is_killed_and_the_log_says_so(
     assert process.wait(60) == -signal.SIGKILL
     record = json.loads(line)
     assert (record["level"], record["process"]) == ("critical", process.pid)
-    assert record["message"] == "the server hangs: it is killed"
+    assert record["message"] == "killing the server: it hangs"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

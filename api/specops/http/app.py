@@ -47,7 +47,7 @@ _PROMPTS = PROTOCOLS.prompts
 
 
 class _Described(FastAPI):
-    """An application that describes its key, and not FastAPI's own answer to wrong fields."""
+    """An application that describes its key, and not FastAPI's answer to wrong fields."""
 
     def openapi(self) -> dict[str, Any]:
         """Return the content of `/openapi.json`."""
@@ -60,7 +60,7 @@ class _Described(FastAPI):
                         del operation["responses"]["422"]
             for name in ("HTTPValidationError", "ValidationError"):
                 schema["components"]["schemas"].pop(name, None)
-            # An empty requirement, too: a server without keys asks for none.
+            # An empty requirement, too: a server without keys needs none.
             schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
             schema["security"] = [{"key": []}, {}]
         return super().openapi()
@@ -72,12 +72,12 @@ def create_app(
     """Build the application. Its model loads in the background after the start.
 
     Args:
-        settings: of the service.
+        settings: the settings.
         service: the engine; by default it is made from the settings.
         metrics: the metrics that `service` updates.
     """
-    # To read a number takes time by the square of its digits: a body of numbers of 4,000 digits
-    # took 16 ms. This is the lowest limit that Python takes, and no field needs more than 20.
+    # Reading a number takes time by the square of its digits: a body of numbers of 4,000 digits
+    # took 16 ms. This is the lowest limit that Python accepts; no field needs more than 20.
     sys.set_int_max_str_digits(sys.int_info.str_digits_check_threshold)
     metrics = metrics or Metrics(max_k_draft=settings.max_k_draft, volume=settings.cache_dir)
     metrics.set_queue_size(settings.queue_size)
@@ -102,8 +102,8 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,  # see documentation.py
         redoc_url=None,
-        redirect_slashes=False,  # a redirect would repeat the name that the client sent
-        # FastAPI's own spans know nothing of the engine, and its log would hold clients' texts.
+        redirect_slashes=False,  # a redirect would repeat the client's host name
+        # FastAPI's spans know nothing of the engine, and its log would contain clients' texts.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     app.state.specops = state
@@ -141,7 +141,7 @@ def create_app(
 
 
 def _is_for_engine(scope: Scope) -> bool:
-    """Return whether a request asks for something that the engine computes."""
+    """Return whether the engine computes the answer to a request."""
     return scope["method"] == "POST" and scope["path"] in _PROMPTS
 
 
@@ -164,7 +164,7 @@ def _begin_trace(
 
 
 def _answer_errors(app: FastAPI, metrics: Metrics) -> None:
-    """Turn every exception that can end a request into an error object."""
+    """Answer every exception that can end a request with an error object."""
 
     async def answer(request: Request, error: Exception) -> Response:
         protocol = Context.of(request.scope).protocol

@@ -1,7 +1,7 @@
-"""`/docs`: the API's description as Swagger UI, which comes from a package, not from the network.
+"""Serves `/docs`, the API's description in Swagger UI, from a package instead of the network.
 
-FastAPI's own pages load scripts, styles and fonts from public servers: without the network they are
-blank, and with it those servers learn who reads them. The page's policy allows this server alone.
+FastAPI's pages load scripts, styles and fonts from public servers: without a network they are
+blank, and with one those servers learn who reads them. Our page's policy allows only this server.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""What can go wrong, as errors that a client sees; `protocol` has the form of each protocol."""
+"""The errors that clients see; `protocol` has their form in each protocol."""
 
 import itertools
 import re
@@ -15,13 +15,13 @@ from starlette.exceptions import HTTPException
 from specops.serving.admission import QueueFull
 
 _RETRY_SECONDS = 5
-_MAX_PROBLEMS = 20  # that an answer names
-_SHOULD_BE = "Input should be "  # how the messages of most problems begin
+_MAX_PROBLEMS = 20  # in one answer
+_SHOULD_BE = "Input should be "  # the beginning of most problems' messages
 _OBJECTS = ("dict_type", "model_type", "model_attributes_type")
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that left; only in the log
 GENERATING = (400, 401, 408, 413, 415, 429, 500, 503, 504)  # failures of generating endpoints
 
-# What a terminal takes for a command. Messages quote clients' own texts.
+# Characters that may control a terminal: messages quote clients' texts.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/:'\",;]+/)*(?=[^\s/])")
 
@@ -51,7 +51,7 @@ def error_responses(*codes: int, model: type[BaseModel] = ErrorResponse) -> Resp
 
 
 def without_folders(message: str) -> str:
-    """Return a message of the server without the folders of its files, which its log has.
+    """Return a message of the server without the folders of its files, which only the log shows.
 
     >>> without_folders("cannot read /models/a/b.gguf")
     'cannot read b.gguf'
@@ -63,12 +63,12 @@ class ApiError(HTTPException):
     """An answer that is not a success.
 
     Args:
-        status: of HTTP, 400 to 599.
-        message: for a person.
-        code: for a program, in snake case.
+        status: the HTTP status, 400 to 599.
+        message: for people.
+        code: for programs, in snake case.
         param: name of the wrong field.
-        headers: of the response.
-        more: further fields of the error, for a program.
+        headers: the response's headers.
+        more: further fields of the error, for programs.
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class ApiError(HTTPException):
 
 
 class InvalidField(Exception):  # noqa: N818 - the name says what is wrong
-    """A field with a value that this server cannot use, though its type is right.
+    """A field has a value that this server cannot use, although its type is right.
 
     Args:
-        field: its name in the body.
+        field: the field's name in the body.
         message: what is wrong, and what to send.
         code: the error's kind, for programs.
     """
@@ -106,7 +106,7 @@ class InvalidField(Exception):  # noqa: N818 - the name says what is wrong
 def internal_error() -> ApiError:
     """Return the answer to a failure of the server."""
     return ApiError(
-        500, "the server failed; its log has the reason under this request's id",
+        500, "the server failed; its log has the reason, under this request's id",
         code="internal_error",
     )  # fmt: skip
 
@@ -117,24 +117,24 @@ def unavailable(message: str, code: str) -> ApiError:
 
 
 def queue_full(error: QueueFull) -> ApiError:
-    """Return the answer to a request that the admission controller has refused."""
+    """Return the answer to a request that the admission controller refused."""
     retry = {"retry-after": str(error.retry_after)}
     return ApiError(429, str(error), code=error.reason, headers=retry)
 
 
 def timeout_error(what: str, seconds: float) -> ApiError:
-    """Return the answer to a request that was not, for example, `finished` before its deadline."""
+    """Return the answer to a request that was not `what` (`finished`) in time."""
     return ApiError(504, f"the request was not {what} within {seconds:g} seconds", code="timeout")
 
 
 def client_left() -> ApiError:
-    """Return the error that ends the work after the client has left; nobody reads it."""
+    """Return the error that ends the work after the client left; nobody reads it."""
     message = "the client left before the answer began"
     return ApiError(CLIENT_CLOSED_REQUEST, message, code="client_left")
 
 
 def from_http_exception(error: HTTPException, request: Request) -> ApiError:
-    """Return the framework's own errors (404, 405, ...) as errors of this API."""
+    """Return the framework's errors (404, 405, ...) as errors of this API."""
     if isinstance(error, ApiError):
         return error
     status = HTTPStatus(error.status_code)
@@ -147,10 +147,10 @@ def from_http_exception(error: HTTPException, request: Request) -> ApiError:
 
 
 def _unreadable(cause: Exception) -> str:
-    """Return why the body could not be read, where it is no mistake in its JSON."""
+    """Return why the body could not be read, although its JSON has no syntax error."""
     match cause:
         case RecursionError():
-            return "too many objects and lists are within each other"
+            return "its objects and lists are nested too deeply"
         case UnicodeDecodeError():
             return "it is not UTF-8"
         case ValueError():
@@ -159,14 +159,14 @@ def _unreadable(cause: Exception) -> str:
 
 
 def from_validation_error(error: RequestValidationError, request: Request, status: int) -> ApiError:
-    """Return the error for wrong fields; it names them.
+    """Return the error for wrong fields, which names them.
 
     A body that is not JSON has no fields: that is 400, or 415 if it does not claim to be JSON.
 
     Args:
         error: names the fields.
         request: has the body's content type.
-        status: of the answer to wrong fields.
+        status: status of the answer to wrong fields.
     """
     problems = error.errors()[:_MAX_PROBLEMS]
     first: Mapping[str, Any] = problems[0]
@@ -195,9 +195,9 @@ def from_validation_error(error: RequestValidationError, request: Request, statu
 
 
 def _field(problem: Mapping[str, Any]) -> str | None:
-    """Return the field's name: that of ("body", "stop", "list[str]", 0) is `stop`."""
+    """Return the field's name: `stop` for ("body", "stop", "list[str]", 0)."""
     names = [part for part in problem["loc"][1:2] if isinstance(part, str)]
-    if problem["type"] == "combination":  # of several fields: the validator names one
+    if problem["type"] == "combination":  # several fields: the validator names one
         return str(problem["ctx"]["field"])
     return names[0] if names else None
 
@@ -206,8 +206,10 @@ class _Problem:
     """One thing that is wrong with a body.
 
     Attributes:
-        steps: the path to it: names and indexes within the body, and in between, as None and a
-            name, the types that were tried there: one of them would have been enough.
+        problem: pydantic's description.
+        steps: the path to it: names and indexes within the body, and between them, as None and a
+            name, the types that were tried there, of which one would suffice.
+        message: what is wrong.
     """
 
     def __init__(self, problem: Mapping[str, Any], body: Any) -> None:
@@ -215,7 +217,7 @@ class _Problem:
         self.steps: list[tuple[str | int | None, str]] = []
         *_, last = enumerate(problem["loc"])
         for position, name in enumerate(problem["loc"][1:], 1):
-            # To look for a text in a range, Python compares it with every number.
+            # `name in range(...)` would compare a text with every number.
             listed = isinstance(body, list) and isinstance(name, int) and name < len(body)
             if listed or (isinstance(body, dict) and name in body):
                 body = body[name]
@@ -227,19 +229,19 @@ class _Problem:
 
     @property
     def path(self) -> list[str | int]:
-        """Where it is, such as ["messages", 3, "content"]."""
+        """Its place, such as ["messages", 3, "content"]."""
         return [name for name, _ in self.steps if name is not None]
 
     @property
     def progress(self) -> tuple[int, int, bool]:
-        """How far a type fitted: the one that was meant fits furthest."""
+        """How far a type matched: the intended one matches furthest."""
         path = self.path
         index = next((name for name in reversed(path) if isinstance(name, int)), 0)
         return len(path), index, not self.is_of_another_type
 
     @property
     def is_of_another_type(self) -> bool:
-        """Whether the value is of another type altogether."""
+        """Whether the value's type is wrong, rather than a part of it."""
         return str(self.problem["type"]).endswith("_type")
 
     def __str__(self) -> str:
@@ -248,10 +250,10 @@ class _Problem:
 
 
 def _meant(problems: Sequence[_Problem], depth: int = 0) -> list[_Problem]:
-    """Return the problems, but not of types that were tried and not meant.
+    """Return the problems, without those of types that were tried but not meant.
 
-    A message may be a text or a list of parts. Of one with a wrong part nobody needs to know that
-    it is no text.
+    A message may be a text or a list of parts. If a part is wrong, nobody needs to know that the
+    list is no text.
     """
     groups: dict[tuple[str | int | None, str] | None, list[_Problem]] = {}
     for problem in problems:
@@ -265,7 +267,7 @@ def _meant(problems: Sequence[_Problem], depth: int = 0) -> list[_Problem]:
         return [problem for group in by_step.values() for problem in group]
     best = max(tried, key=lambda group: max(problem.progress for problem in group))
     if all(len(group) == 1 and group[0].is_of_another_type for group in tried):
-        # No type fits at all: the message names all of them.
+        # No type matches at all: the message names all of them.
         told = (group[0].message.removeprefix(_SHOULD_BE).split(" or ") for group in tried)
         words = dict.fromkeys(itertools.chain.from_iterable(told))
         best[0].message = _SHOULD_BE + " or ".join(words)
@@ -276,9 +278,9 @@ def _meant(problems: Sequence[_Problem], depth: int = 0) -> list[_Problem]:
 def _message(problem: Mapping[str, Any]) -> str:
     if problem["type"] == "extra_forbidden":
         return "no such field"
-    if problem["type"] in _OBJECTS:  # the library's message has the name of a class
+    if problem["type"] in _OBJECTS:  # the library's message names a class
         return f"{_SHOULD_BE}an object"
     if problem["type"] == "too_long" and isinstance(problem["input"], str):
         return f"String should have at most {problem['ctx']['max_length']} characters"
-    words = str(problem["msg"]).removeprefix("Value error, ")  # the library's word for our own
+    words = str(problem["msg"]).removeprefix("Value error, ")  # the library's prefix for ours
     return words.partition(" after validation")[0]

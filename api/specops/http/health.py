@@ -1,4 +1,4 @@
-"""GET /health, /health/live and /metrics: the endpoints that other programs ask regularly."""
+"""GET /health, /health/live and /metrics: the endpoints that other programs poll."""
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -24,7 +24,7 @@ class HealthResponse(BaseModel):
 
 
 class LiveResponse(BaseModel):
-    """Whether the process is of use."""
+    """Whether the process can still serve requests."""
 
     live: bool
 
@@ -56,10 +56,10 @@ async def health(ctx: Ctx) -> JSONResponse:
     responses={503: {"model": LiveResponse, "description": "restart the process"}},
 )
 async def live(ctx: Ctx) -> JSONResponse:
-    """Return 503 where only a restart helps, otherwise 200.
+    """Return 503 if only a restart helps, otherwise 200.
 
-    A model that could not be loaded is no reason to restart: it would fail again, and the reason
-    would be lost. An engine that died after it had served is a reason.
+    A model that could not be loaded is no reason to restart: it would fail again, and the error
+    message would be lost. An engine that died after it had served requests is a reason.
     """
     service = ctx.app.service
     is_live = service.alive or service.info is None

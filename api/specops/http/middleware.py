@@ -1,9 +1,9 @@
-"""What every HTTP request gets: an id, a check of its key, a limit of its body, a log line, and an
+"""Gives every HTTP request an id, a check of its key, a limit of its body, a log line, and an
 answer to any failure.
 
-The middleware reads a body whole before the application sees the request: half a request takes up
-no slot. It is pure ASGI, because the framework's base class for middleware hides that a
-client left, and times streams wrongly.
+The middleware reads the whole body before the application sees the request: half a request takes
+no slot. It is pure ASGI, because the framework's base class for middleware hides that a client
+left, and times streams wrongly.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ from specops.system import logs
 from specops.system.failures import OncePerMinute
 from specops.tracing import RequestTrace
 
-# So many of 1 MiB are what every memory plan leaves spare.
+# Every memory plan leaves room for this many, of 1 MiB each.
 MAX_LARGE_BODIES = 36
 _ABSOLUTE = re.compile(rb"https?://([^/]+)(/.*)?", re.IGNORECASE | re.DOTALL)
-# What a larger one counts, with texts to embed, until it is answered: its bytes, and their tokens.
+# A larger body, of texts to embed, counts as this many until it is answered: bytes and tokens.
 _BATCH = 16
 _VALID_ID = re.compile(r"[\x21-\x7e]{1,64}")
-_YIELDS = 3  # of the event loop: by then it has seen all requests that came together
+_YIELDS = 3  # turns of the event loop, after which it has seen all simultaneous requests
 _REFUSALS = (401, 403, 413, 429, 503)
-_QUIET_PATHS = ("/health", "/metrics")  # other programs ask them every few seconds
-# The reason of a rejection in the metrics, by the code of the answer.
+_QUIET_PATHS = ("/health", "/metrics")  # other programs request them every few seconds
+# The reasons of rejections in the metrics, by the answers' codes.
 _REASONS = {
     "invalid_api_key": "unauthorized",
     "host_not_allowed": "unknown_host",
@@ -72,13 +72,13 @@ log = logging.getLogger(__name__)
 
 
 class Endpoints:
-    """Names the endpoint of a path: metrics have a label for each route and none for a path.
+    """Names the endpoint of a path: metrics have a label value per route, not per path.
 
     Args:
-        routes: of the application.
+        routes: the application's routes.
 
     Attributes:
-        paths: of the endpoints, with their parameters: `/v1/models/{model}`.
+        paths: the endpoints' paths, with their parameters: `/v1/models/{model}`.
     """
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
@@ -105,14 +105,15 @@ class RequestContext:
     `request-id`) and in every log line.
 
     Args:
-        state: the application's.
+        app: the application.
+        state: the application's state.
         keys: the keys that clients must send.
         hosts: the names under which the service answers.
-        endpoints: name the endpoint of a path, for the metrics.
+        endpoints: names the endpoint of a path, for the metrics.
         admit: raises QueueFull to refuse a request. It is called before the body is read, and
-            again with True once the body is whole: then it may set the context's `release`.
-            Refusing a crowd is ten times as fast if its bodies are not parsed.
-        trace: returns the trace of a request that arrived at a time, or None.
+            again with True once the body is complete: then it may set the context's `release`.
+            Refusing a crowd is ten times as fast without parsing its bodies.
+        trace: returns the trace of a request with this arrival time, or None.
     """
 
     app: ASGIApp
@@ -125,7 +126,7 @@ class RequestContext:
     trace: Callable[[Scope, float], RequestTrace | None]
 
     def __post_init__(self) -> None:
-        self._large_bodies = 0  # MiB of large bodies that are read, and of batches that are here
+        self._large_bodies = 0  # MiB of large bodies being read, and of batches in progress
         self._lines = OncePerMinute()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -168,11 +169,11 @@ class RequestContext:
     def _log_access(
         self, scope: Scope, endpoint: str, exchange: _Exchange, context: Context
     ) -> None:
-        """Write a line for each request that was answered.
+        """Log each answered request on one line.
 
-        Refused and incomplete requests, and pages read without a key, have one line a minute for
-        each kind: otherwise a crowd or a stranger could push all other lines out of a log. The
-        debug log has all.
+        Refused and incomplete requests, and pages read without a key, get one line per minute and
+        kind: otherwise a crowd or a stranger could push all other lines out of a log. The debug log
+        has all.
         """
         fields: dict[str, Any] = {
             "method": scope["method"],
@@ -201,9 +202,9 @@ class RequestContext:
             if exchange.client_left:
                 return
             exchange.dispatched = True
-            for _ in range(_YIELDS):  # of requests that came together, refusals go out first
+            for _ in range(_YIELDS):  # of simultaneous requests, refusals go out first
                 await asyncio.sleep(0)
-            # To HEAD the server sends GET's headers; without its own scope it would send a body.
+            # HEAD gets GET's headers; the copied scope keeps the server from sending a body.
             asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
             await self.app(asked, exchange.receive, exchange.send)
         except Exception:
@@ -214,12 +215,12 @@ class RequestContext:
             await failed(scope, exchange.receive, exchange.send)
 
     async def _early_answer(self, scope: Scope, exchange: _Exchange) -> Response | None:
-        """Read the body of a request that may pass; return the refusal of any other."""
+        """Read the body of an accepted request, or return the refusal of another one."""
         try:
             headers = Headers(scope=scope)
             self.keys.check(scope["path"], headers)
             shape = headers.get("x-load-test")
-            if shape and self.keys.known(headers):  # open paths count only with a key, too
+            if shape and self.keys.known(headers):  # also on paths that need no key
                 self.state.metrics.observe_load_test(shape)
             self.hosts.check(scope["path"], headers)
             self.admit(scope, False)
@@ -236,7 +237,7 @@ class RequestContext:
             Context.of(scope).body_bytes = len(exchange.body)
             if not exchange.client_left:
                 self.admit(scope, True)
-        except QueueFull as error:  # the admission controller has counted it
+        except QueueFull as error:  # counted by the admission controller
             return Context.of(scope).protocol.error_response(queue_full(error))
         except ApiError as error:
             self.state.metrics.observe_rejected(_REASONS.get(error.code, error.code))
@@ -247,7 +248,7 @@ class RequestContext:
         """Count MiB of large bodies.
 
         Raises:
-            ApiError: they would be too many.
+            ApiError: there would be too many.
         """
         if self._large_bodies + more > MAX_LARGE_BODIES:
             message = f"{MAX_LARGE_BODIES} MiB of bodies above {LARGE_BODY_BYTES} bytes in transit"
@@ -270,29 +271,29 @@ class RequestContext:
 
 @dataclass(slots=True)
 class _Exchange:
-    """The channels of one request, and what went through them."""
+    """The channels of one request, and the state of its exchange."""
 
     _receive: Receive
     _send: Send
-    headers: dict[str, str]  # of every response
+    headers: dict[str, str]  # to add to the response
     announced_bytes: int
     most_bytes: int
     started: float = field(default_factory=time.monotonic)
     body: bytearray = field(default_factory=bytearray)
-    batch: int = 0  # MiB that it counts until it is answered
-    dispatched: bool = False  # whole, and not refused: the application answers
-    read: bool = False  # by the application
+    batch: int = 0  # MiB as which it counts until it is answered
+    dispatched: bool = False  # complete and not refused: the application answers
+    read: bool = False  # the application has read the body
     status: int | None = None
     complete: bool = False
     client_left: bool = False
 
     @property
     def result(self) -> int:
-        """Status for metrics and log; a request without an answer has failed."""
+        """Status for metrics and log; a request without an answer counts as failed."""
         return CLIENT_CLOSED_REQUEST if self.client_left else self.status or 500
 
     async def read_on(self) -> bool:
-        """Read a piece of the body; return False after the last, or if the client has left."""
+        """Read a piece of the body; return False after the last one, or if the client left."""
         self._check_size(self.announced_bytes)
         message = await self._receive()
         if message["type"] == "http.disconnect":
@@ -328,7 +329,7 @@ class _Exchange:
 
 
 def _to_origin_form(scope: Scope) -> None:
-    """Have a target that is a whole URL be its path, and its host the `Host` (RFC 9112, 3.2.2)."""
+    """Turn a target that is a whole URL into its path and `Host` header (RFC 9112, 3.2.2)."""
     if scope["path"].startswith("/") or not (match := _ABSOLUTE.fullmatch(scope["raw_path"])):
         return
     path = scope["raw_path"] = match[2] or b"/"
@@ -337,13 +338,13 @@ def _to_origin_form(scope: Scope) -> None:
 
 
 def _addressed(scope: Scope) -> Protocol:
-    """Have the target and the type of the body be those that the endpoints know."""
+    """Give the request the path and body type that the endpoints know; return its protocol."""
     _to_origin_form(scope)
     scope["path"] = PATHS.get(scope["path"], scope["path"])
     protocol = PROTOCOLS.of(scope["path"])
     headers = MutableHeaders(scope=scope)
     if protocol.any_media_type and "origin" not in headers:
-        # A stranger's page can send a body of another type without asking: it has an origin.
+        # A stranger's page, which has an origin, could send another type without a preflight.
         headers["content-type"] = "application/json"
     return protocol
 

@@ -1,9 +1,9 @@
-"""The newest items of /v1/responses, for clients that send references in their place.
+"""Keeps the newest items of /v1/responses in memory, for clients that send references to them.
 
-OpenAI's service stores answers, so clients may send an `item_reference` with an id for what the
-assistant said, thought and called before; the Vercel AI SDK does so unless it is told `store:
-false`. This service stores nothing. It keeps items in memory while they are new, which is as long
-as a conversation with tools takes; a reference to an older one is left out and named.
+OpenAI's service stores answers, so clients may send an `item_reference` with the id of the
+assistant's earlier text, reasoning or call; the Vercel AI SDK does so unless it sends `store:
+false`. This service stores nothing, but keeps new items for as long as a conversation with tools
+takes; a reference to an older one is left out and named.
 """
 
 import threading
@@ -14,14 +14,14 @@ from typing import Any
 from specops.text.json_values import dumps
 
 MAX_BYTES = 1 << 21
-"""Of all items together: some thousands."""
+"""Maximum of all items together, which are some thousands."""
 
 
 class RecentItems:
-    """Items by client and id. Those that were used least recently make room for new ones.
+    """Items by client and id. The least recently used ones make room for new ones.
 
     Args:
-        most_bytes: of the items' JSON.
+        most_bytes: maximum bytes of the items' JSON.
     """
 
     def __init__(self, most_bytes: int = MAX_BYTES) -> None:
@@ -41,9 +41,9 @@ class RecentItems:
                 self._bytes -= len(self._items.popitem(last=False)[1])
 
     def get(self, client: str, ids: Iterable[str]) -> dict[str, bytes]:
-        """Return the JSON of a client's items, by id; those that are no longer here are not in it.
+        """Return the JSON of a client's items, by id, without those that are no longer kept.
 
-        A request may refer to all items, which takes long to read: the caller knows how much it is.
+        A request may refer to all items, which take long to parse: the caller sees their size.
         """
         kept = {}
         with self._lock:

@@ -1,8 +1,8 @@
-"""The console: one page at `/` for people without a Grafana, and the figures that it draws.
+"""The console: one page at `/` for people without Grafana, and the figures that it draws.
 
-The process puts the page together from its files at the start. The page's policy allows nothing
-from any other place. A program that asks `/` for JSON gets a list of links, any other program the
-words by which Ollama's clients know a server.
+The process assembles the page from its files at the start. The page's policy allows nothing from
+anywhere else. Programs that request JSON from `/` get a list of links, all others the words by
+which Ollama's clients recognize a server.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ FIGURES = tuple(
         "memory_bytes",
     )
 )
-# What the page says of the model; `ModelInfo` has more, and not all of that is JSON.
+# The model's facts on the page; `ModelInfo` has more, and not all of that is JSON.
 FACTS = (
     *("name", "quant", "parameters", "drafters", "default_drafter", "context", "slots"),
     *("kv_tokens", "kv_dtype", "threads", "chat", "batch_invariant"),
@@ -43,7 +43,7 @@ router = APIRouter(include_in_schema=False)
 
 
 def _page() -> tuple[str, str]:
-    """Return the page, and the policy that allows only its own parts, and only this server."""
+    """Return the page, and the policy that allows only its parts and this server."""
     style = (_FOLDER / "console.css").read_text("utf-8")
     script = "".join((_FOLDER / name).read_text("utf-8") for name in _SCRIPTS)
     html = (_FOLDER / "index.html").read_text("utf-8")
@@ -75,7 +75,7 @@ async def index(request: Request) -> Response:
 
 @router.get("/console/figures")
 async def figures(ctx: Ctx) -> Response:
-    """Send the state of the model and the load once a second, until client or service leaves."""
+    """Send the state of the model and the load once a second, until client or service ends."""
     left = asyncio.Event()
     return EventStream(_figures(ctx.app, left), left.set, {})
 

@@ -1,10 +1,9 @@
-"""Under which names the service answers, and which pages in a browser may call it.
+"""Decides under which names the service answers, and which pages in a browser may call it.
 
-By DNS rebinding a page of a stranger reaches services that only its reader can reach: the page's
-own name comes to stand for a private address, and the browser takes both for one origin. The page
-needs a name in the public DNS, and a service without a key. So as long as no key is set, the
-service answers to addresses and to names that no public DNS has, and to others only if a setting
-says so.
+By DNS rebinding, a stranger's page reaches services that only its reader can reach: the page's name
+starts to resolve to a private address, and the browser treats both as one origin. The page needs a
+name in the public DNS, and a service without a key. So without keys, the service answers only to
+addresses and to names that are never in the public DNS; a setting adds others.
 
 A page of another origin may call the service if it comes from this machine, or from a program that
 runs on it (an editor, a desktop app), as with Ollama; a setting adds more.
@@ -24,7 +23,7 @@ from starlette.responses import Response
 
 from specops.http.errors import ApiError
 
-# What orchestrators and Prometheus ask, at addresses that they choose. It has no side effects.
+# Orchestrators and Prometheus request these, under names of their choice; without side effects.
 ANY_HOST_PATHS = frozenset({"/health", "/health/live", "/metrics"})
 # Names that are never in the public DNS: RFC 6761, 6762, 8375, ICANN's `.internal`, Kubernetes, and
 # routers' names for their network.
@@ -50,7 +49,7 @@ log = logging.getLogger(__name__)
 
 
 def host_name(header: str) -> str | None:
-    """Return the name in a `Host` header, None if there is none.
+    """Return the name in a `Host` header; None if it has none.
 
     `Example.org.:8000` has the name `example.org`, `[::1]:8000` has `::1`.
     """
@@ -101,7 +100,7 @@ class Hosts:
         return True
 
     def check(self, path: str, headers: Headers) -> None:
-        """Let a request pass.
+        """Check a request's host name.
 
         Raises:
             ApiError: its Host is not a valid name, or not a name of the service.
@@ -130,13 +129,13 @@ class Hosts:
 
 
 class Cors(CORSMiddleware):
-    """Starlette's, but a page that may not call learns it from the missing header alone.
+    """Starlette's, but a preflight never fails: a refused page only lacks the header.
 
-    Clients take a failed preflight for a server that is down.
+    Clients would take a failed preflight for a server that is down.
     """
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        """Return the answer to the question whether a page may call."""
+        """Return the answer to a preflight request."""
         if self.is_allowed_origin(request_headers["origin"]):
             return super().preflight_response(request_headers)
         return Response(headers={"vary": "Origin"})
@@ -147,7 +146,7 @@ def cors(allowed: str) -> dict[str, Any]:
 
     Args:
         allowed: origins in addition to the local ones, separated by commas; `*` stands for any
-            characters but a slash, alone for all origins.
+            characters except a slash, or alone for all origins.
     """
     origins = [*_LOCAL_ORIGINS, *filter(None, allowed.split(","))]
     patterns = (re.escape(origin).replace(r"\*", "[^/@]*") for origin in origins)

@@ -1,4 +1,4 @@
-"""Who may ask what: the keys of the API's clients, and the key of `/metrics`."""
+"""Checks the keys of the API's clients, and the key of `/metrics`."""
 
 import hashlib
 import hmac
@@ -10,7 +10,7 @@ from specops.config import client_keys
 from specops.http.errors import ApiError
 
 METRICS_PATH = "/metrics"
-# Open also where keys are needed: orchestrators' questions, and the documentation.
+# Open even if there are keys: probes of orchestrators, and the documentation.
 OPEN_PATHS = frozenset(
     {
         *("/", "/health", "/health/live"),
@@ -20,27 +20,27 @@ OPEN_PATHS = frozenset(
 
 
 class ApiKeys:
-    """The keys of the API. Without any, the API is open; without a metrics key, `/metrics` is.
+    """The keys of the API. Without keys the API is open; without a metrics key, `/metrics` is.
 
     Args:
-        keys: as in `SPECOPS_API_KEYS`.
-        metrics_key: as in `SPECOPS_METRICS_KEY`. It opens `/metrics` alone, and no other key does.
+        keys: the value of `SPECOPS_API_KEYS`.
+        metrics_key: the value of `SPECOPS_METRICS_KEY`. It opens only `/metrics`, as no other does.
 
     Attributes:
         clients: names of the clients.
     """
 
     def __init__(self, keys: str, metrics_key: str = "") -> None:
-        # Digests have one length: the time to compare them reveals nothing about a key.
+        # Digests have the same length, so comparing them reveals nothing about a key.
         self._clients = [(name, _digest(key)) for name, key in client_keys(keys)]
         self._metrics = [("", _digest(metrics_key))] if metrics_key else []
         self.clients = tuple(dict.fromkeys(name for name, _ in self._clients))
 
     def check(self, path: str, headers: Headers) -> None:
-        """Let a request pass.
+        """Check a request's key.
 
         Raises:
-            ApiError: it brings no key that opens this path.
+            ApiError: it has no key that opens this path.
         """
         metrics = path == METRICS_PATH
         keys = self._metrics if metrics else self._clients
@@ -52,16 +52,16 @@ class ApiKeys:
         raise ApiError(401, message, code="invalid_api_key", headers=headers_out)
 
     def known(self, headers: Headers) -> bool:
-        """Return whether a request brings a client's key, where one is needed."""
+        """Return whether a request has a client's key, if one is needed."""
         return not self._clients or _owner(self._clients, headers) is not None
 
     def client(self, headers: Headers) -> str:
-        """Return the name of the client; without keys, or with a wrong one, it is empty."""
+        """Return the client's name; empty without keys, or with a wrong one."""
         return _owner(self._clients, headers) or ""
 
 
 def _owner(keys: Sequence[tuple[str, bytes]], headers: Headers) -> str | None:
-    """Return the name of the key that a request sends; it may send a wrong one, too."""
+    """Return the name of a request's key; the request may also have a wrong one."""
     owner = None
     for key in _sent(headers):
         sent = _digest(key)
@@ -72,7 +72,7 @@ def _owner(keys: Sequence[tuple[str, bytes]], headers: Headers) -> str | None:
 
 
 def _sent(headers: Headers) -> tuple[str, str]:
-    """Return the keys that a client sent; Anthropic's clients send either, or both."""
+    """Return the keys that a client sent; Anthropic's clients send one of them, or both."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return headers.get("x-api-key", "").strip(), key.strip() if scheme.lower() == "bearer" else ""
 

@@ -1,10 +1,10 @@
-"""A request's body: how large it may be, and how it may be compressed.
+"""Limits the size of a request's body, and decompresses it.
 
-The event loop has to parse and to check a body, which takes time by the names, objects and lists in
-it rather than by its bytes: 87,000 names, in 1 MB, take 0.1 s. So they are counted first, which
-takes at most 3 ms. What else takes time by the parts of a large body is done on a thread.
+The event loop parses and checks bodies, which takes time by their names, objects and lists rather
+than by their bytes: 87,000 names, in 1 MB, take 0.1 s. So they are counted first, in at most 3 ms.
+Other work by the parts of a large body is done on a thread.
 
-Gzip, deflate and zstd are accepted: a few kilobytes can expand to gigabytes, and even without that
+Gzip, deflate and zstd are accepted. A few kilobytes can expand to gigabytes, and even without that
 a kilobyte can take as long as a megabyte. So a body may expand only to the limit of uncompressed
 bodies, and a separate thread decompresses it.
 """
@@ -20,25 +20,26 @@ from specops.text.json_values import MAX_VALUES, TooManyParts, check_parts
 
 MAX_BODY_BYTES = 1 << 20
 MAX_BATCH_BYTES = 1 << 22
-"""Of texts to embed, or their tokens: as many as OpenAI takes in one request."""
+"""Of texts to embed, or their tokens: as many as OpenAI accepts in one request."""
 MAX_BATCH_TOKENS = 300_000
 _MAX_BATCH_VALUES = MAX_BATCH_TOKENS + (1 << 12)  # with the lists that hold them
 LARGE_BODY_BYTES = 1 << 16
 """A larger body is rare: it has 16,000 tokens."""
 _GZIP, _ZLIB, _RAW = 31, 15, -15  # zlib's numbers
 _ACCEPTED = "gzip, deflate, zstd"
-_PIECE_BYTES = 4096  # bytes after the end of a member are copied
-_WINDOW_BYTES = 8 << 20  # that every reader of zstd has (RFC 8878)
-_END = b"\0"  # no JSON has it
+_PIECE_BYTES = 4096  # small, as bytes after the end of a member are copied
+_WINDOW_BYTES = 8 << 20  # the maximum that every zstd decoder supports (RFC 8878)
+_END = b"\0"  # not in any JSON
 _LAST_FRAME = ZstdCompressor().compress(_END)
 _CM_DEFLATE = 8  # the lower half of the first byte of zlib's form
 
 
 def refuse_complex(body: bytes | bytearray, most_bytes: int) -> None:
-    """Refuse a body with too many parts, whatever it claims to be.
+    """Refuse a body with too many parts, whatever its media type.
 
     Args:
-        most_bytes: of the largest body for its endpoint.
+        body: the body.
+        most_bytes: maximum bytes of a body of its endpoint.
 
     Raises:
         ApiError: there are too many.
@@ -57,7 +58,7 @@ def body_encoding(header: str | None) -> str | None:
         header: the request's `Content-Encoding`.
 
     Raises:
-        ApiError: this server does not read that.
+        ApiError: this server does not support that encoding.
     """
     encoding = (header or "identity").strip().lower()
     if encoding == "identity":
@@ -65,8 +66,8 @@ def body_encoding(header: str | None) -> str | None:
     if encoding.removeprefix("x-") not in _ACCEPTED.split(", "):
         raise ApiError(
             415,
-            f"this server does not read the content encoding {encoding[:64]!r}: send the body as "
-            "it is, or compressed with gzip, deflate or zstd",
+            f"this server does not read the content encoding {encoding[:64]!r}: send the body "
+            "uncompressed, or compressed with gzip, deflate or zstd",
             code="unsupported_encoding",
             headers={"accept-encoding": _ACCEPTED},
         )
@@ -76,16 +77,16 @@ def body_encoding(header: str | None) -> str | None:
 async def decompressed(
     body: bytearray, encoding: str, most_bytes: int, thread: Executor
 ) -> bytearray:
-    """Return a compressed body as it was.
+    """Return a body decompressed.
 
     Args:
-        body: as it was sent.
-        encoding: as `body_encoding` returns it.
-        most_bytes: of the result.
-        thread: does it.
+        body: the body as sent.
+        encoding: the result of `body_encoding`.
+        most_bytes: maximum bytes of the result.
+        thread: does the work.
 
     Raises:
-        ApiError: it is too large then, or is not compressed like that.
+        ApiError: the result is too large, or the body is not compressed with that encoding.
     """
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(thread, _decompress, body, encoding, most_bytes)
@@ -104,7 +105,7 @@ def _decompress(body: bytearray, encoding: str, most: int) -> bytearray:
 
 
 def _inflate(body: bytearray, encoding: str, most: int) -> bytearray:
-    """Return what gzip or deflate has made; gzip may have made it in several parts."""
+    """Decompress gzip, which may have several members, or deflate."""
     window = _GZIP if encoding == "gzip" else _ZLIB if _in_zlibs_form(body) else _RAW
     text, inflater = bytearray(), zlib.decompressobj(window)
     for start in range(0, len(body), _PIECE_BYTES):
@@ -122,7 +123,7 @@ def _inflate(body: bytearray, encoding: str, most: int) -> bytearray:
 
 
 def _unzstd(body: bytearray, most: int) -> bytearray:
-    """Return what zstd has made; one more frame shows whether it was whole, as no reader does."""
+    """Decompress zstd; an added frame shows whether the body was complete, as readers do not."""
     source = bytes(body) + _LAST_FRAME
     with ZstdDecompressor(max_window_size=_WINDOW_BYTES).stream_reader(
         source, read_across_frames=True

@@ -1,6 +1,6 @@
-"""Where a program on this machine reaches a server, given the server's listening address.
+"""Finds the address at which a program on this machine reaches a server.
 
-The healthcheck and the watchdog ask it, which is why this uses nothing of the service.
+The healthcheck and the watchdog use it, so it uses nothing of the service.
 """
 
 import socket
@@ -11,7 +11,7 @@ _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 # nosec B104
 def reachable(host: str) -> str:
     """Return the address of a server that listens on `host`, an address or a name.
 
-    "All addresses" is not one to connect to: the family's loopback address takes its place.
+    Nobody can connect to "all addresses": the family's loopback address replaces it.
     """
     try:
         first = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]

@@ -1,12 +1,11 @@
 """One HTTP connection with deadlines, so that slow clients cannot take all connections.
 
 uvicorn has one deadline, for connections between two requests. A client that sends half a request,
-or does not read its answer, would stay for ever, and enough of them take every file descriptor.
-Here the server looks at each connection once a second and closes those that made no progress. Time
-is counted in such looks rather than by a clock: if the whole process stood still, no client pays
-for it.
+or does not read its answer, would stay forever, and enough of them take every file descriptor.
+Here the server looks at each connection once a second and closes those without progress. Time is
+counted in such looks rather than by a clock, so that no client pays for a pause of the process.
 
-Whatever goes wrong in a connection's callbacks closes that connection and no other.
+Whatever goes wrong in a connection's callbacks closes only that connection.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from specops.http.sse import UNFRAMED
 from specops.system.failures import Failures
 
 _LINGERING = 1  # looks; after that a client must have read its refusal
-# Without this limit the kernel holds up to 2.6 MB of an unread answer for each connection on
-# loopback. It is enough: an event has 0.3 KB, and a page goes out at 1 MB/s to a client 60 ms away.
+# Without this limit the kernel holds up to 2.6 MB of an unread answer per connection on loopback.
+# It suffices: an event has 0.3 KB, and a page goes at 1 MB/s to a client 60 ms away.
 _SEND_BYTES = 65_536
 
 
@@ -45,10 +44,10 @@ class Limits:
         headers: time from a connection's beginning, or from a later request's first byte, to the
             end of the headers. They fit into a packet or two.
         body: time for a request's body; the largest, 1 MiB, comes at 35 KB/s.
-        unread: time without a byte read, while some of the answer waits to be read.
-        reading: time in which some of the answer waits to be read, less than 64 KB.
-        idle: time between two requests. It is longer than the minute after which load balancers
-            drop idle connections: they close first.
+        unread: time without a byte read, while some of the answer waits.
+        reading: time in which some of the answer, less than 64 KB, waits.
+        idle: time between two requests; longer than the minute after which load balancers drop
+            idle connections, so that they close first.
     """
 
     connections: int
@@ -63,7 +62,7 @@ class Limits:
 class _Transport:
     """A transport that sends everything written within one turn of the event loop together.
 
-    uvicorn writes an answer's head and its body apart: in one piece they take one system call, and
+    uvicorn writes an answer's head and body separately: in one piece they take one system call, and
     a server that is killed has sent both or neither.
 
     Attributes:
@@ -109,7 +108,7 @@ _Callback = Callable[Concatenate["Connection", _Arguments], None]
 
 
 def _guarded(callback: _Callback[_Arguments]) -> _Callback[_Arguments]:
-    """Have a failure of a method, which is called by asyncio, uvicorn or the server, drop it."""
+    """Drop the connection if this method, a callback of asyncio, uvicorn or the server, fails."""
 
     @wraps(callback)
     def call(self: Connection, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> None:
@@ -122,11 +121,11 @@ class Connection(H11Protocol):
     """uvicorn's connection, with limits.
 
     Args:
-        limits: seconds and bytes that a client may take.
-        closed: called with the reason when the server closes a connection; the reason is one of
-            `series.CLOSINGS`.
+        limits: the limits of a client.
+        closed: called with the reason, one of `series.CLOSINGS`, when the server closes a
+            connection.
         failures: counts the connections that were dropped because a callback failed.
-        uvicorn: what `H11Protocol` takes.
+        uvicorn: the arguments of `H11Protocol`.
     """
 
     def __init__(
@@ -139,19 +138,19 @@ class Connection(H11Protocol):
         self._refused = False
         self._aborted = False
         self._received = 0  # bytes
-        self._seen: tuple[object, ...] = ()  # the client's next duty at the last look
+        self._seen: tuple[object, ...] = ()  # what the client had to do at the last look
         self._amount = 0  # bytes that it had sent, or read, by then
         self._looks = self._still = 0  # looks since that began; looks since the last byte
 
     def call_guarded(
         self, call: Callable[_Arguments, None], *args: _Arguments.args, **kwargs: _Arguments.kwargs
     ) -> None:
-        """Call a function; if it fails, drop this connection and nothing else.
+        """Call a function; if it fails, drop only this connection.
 
         Args:
             call: the function.
             args: its arguments.
-            kwargs: the named ones.
+            kwargs: its named arguments.
         """
         try:
             call(*args, **kwargs)
@@ -182,7 +181,7 @@ class Connection(H11Protocol):
         if over <= 0:
             return
         self._closed("full")
-        if over > self._limits.connections // 8 + 1:  # too many even for an answer
+        if over > self._limits.connections // 8 + 1:  # too many to answer
             self._abort()
         else:
             self._refuse(unavailable("too many open connections", "connections"))
@@ -190,12 +189,12 @@ class Connection(H11Protocol):
     @_guarded
     def connection_lost(self, exc: Exception | None) -> None:
         """End the request of a client that left."""
-        self._unset_keepalive_if_required()  # uvicorn keeps it if the client has reset, for 75 s
+        self._unset_keepalive_if_required()  # after a reset, uvicorn would keep it for 75 s
         super().connection_lost(exc)
 
     @_guarded
     def eof_received(self) -> None:
-        """Close the connection of a client that sends no more: asyncio does."""
+        """Let asyncio close the connection of a client that sends no more."""
 
     pause_writing = _guarded(H11Protocol.pause_writing)
     resume_writing = _guarded(H11Protocol.resume_writing)
@@ -209,7 +208,7 @@ class Connection(H11Protocol):
             super().data_received(data)
 
     def handle_events(self) -> None:
-        """Start requests; send a stream without chunks if the request asks for that."""
+        """Start requests; send a stream without chunks if the request says so."""
         super().handle_events()
         if self.cycle is not None and UNFRAMED in self.headers:
             self.conn.their_http_version = b"1.0"  # a body of unknown length ends the connection
@@ -222,7 +221,7 @@ class Connection(H11Protocol):
         waiting = self.transport.get_write_buffer_size()
         reason, stall, whole = self._deadline(waiting)
         amount = self._own.sent - waiting if reason == "unread" else self._received
-        # Each request starts from zero, even if the client has the same to do as before.
+        # Each request starts from zero, even if the client must do the same as before.
         if (seen := (reason, self.cycle)) != self._seen:
             self._seen, self._looks, self._still = seen, 0, 0
         else:
@@ -239,7 +238,7 @@ class Connection(H11Protocol):
             waiting: bytes of the answer that the client has not read.
 
         Returns:
-            The reason; looks without a byte; looks in all.
+            The reason; the allowed looks without a byte; the allowed looks in total.
         """
         limits = self._limits
         if self._refused:
@@ -252,7 +251,7 @@ class Connection(H11Protocol):
         if self.conn.their_state is h11.IDLE and begun:
             stall = limits.stall if self._received else limits.headers
             return "slow_headers", stall, limits.headers
-        return "", math.inf, math.inf  # the server has to answer, or uvicorn's own deadline runs
+        return "", math.inf, math.inf  # the server must answer, or uvicorn's deadline runs
 
     def _close_slow(self, reason: str) -> None:
         if reason != "refused":
@@ -264,7 +263,7 @@ class Connection(H11Protocol):
             self._abort()
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer in the application's place, which sees the client leave, and close."""
+        """Answer instead of the application, which sees the client leave, and close."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             if cycle.response_started:
@@ -281,14 +280,14 @@ class Connection(H11Protocol):
         self._linger()
 
     def _path(self) -> str:
-        """Return the path of the request that has begun; empty before the client has sent it."""
+        """Return the current request's path; empty before the client has sent it."""
         if self.cycle is not None and not self.cycle.response_complete:
             return str(self.cycle.scope["path"])
         method_and_path = self.conn.trailing_data[0].split(b"\r", 1)[0].split(b" ")[:2]
         return method_and_path[-1].decode("latin-1") if len(method_and_path) > 1 else ""
 
     def lingers(self) -> bool:
-        """Return whether the client is within a request; called instead of closing."""
+        """Return whether the client is still sending a request; called instead of closing."""
         if self._refused or self.transport.is_closing():
             return False
         if half := self.conn.their_state is h11.SEND_BODY:
@@ -298,12 +297,12 @@ class Connection(H11Protocol):
     def _linger(self) -> None:
         """Send no more, but drop the client's data for a while before closing.
 
-        If the connection was closed at once, it would be reset and the answer lost.
+        Closing at once would reset the connection and lose the answer.
         """
         self._refused = True
         self._own.flush()
         if self.transport.get_write_buffer_size():
-            return  # asyncio would end the stream later, where a failure has no owner
+            return  # asyncio would end the stream later, outside a guarded call
         try:
             self.transport.write_eof()
         except OSError:  # the client has left already

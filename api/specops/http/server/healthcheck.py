@@ -1,12 +1,12 @@
-"""Asks a running service for the state of its model: for Docker's healthcheck, and for `make up`.
+"""Asks a running service for its model's state, for Docker's healthcheck and for `make up`.
 
 Exit status 0 means ready; 1 means failed, draining or silent, and the reason is printed. While the
 model is being prepared, this waits and says nothing: Docker counts a running healthcheck neither as
 passed nor as failed. So a container stays `starting` through a download of any length, and turns
-unhealthy seconds after its model failed, for which a start period would have to end first.
+unhealthy seconds after its model failed; with a start period, only after that period.
 
-It asks the address that is served, by SPECOPS_HOST and SPECOPS_PORT. It uses the standard library
-alone and nothing of the service: it runs every few seconds on the cores that compute.
+It asks the service's address, by SPECOPS_HOST and SPECOPS_PORT. It uses only the standard library
+and nothing of the service, because it runs every few seconds on the cores that compute.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def check(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> str | None:
-    """Wait while the model is on its way.
+    """Wait while the model is being prepared.
 
     Args:
         ask: returns the answer of `/health`; None without an answer.
@@ -43,7 +43,7 @@ def check(
         pause: waits for a number of seconds.
 
     Returns:
-        None once the model is ready, otherwise why it is not ready and will not be soon.
+        None once the model is ready, otherwise why it will not be ready soon.
     """
     reported, since, heard = "", clock(), clock()
     while True:
@@ -84,9 +84,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     port = int(os.environ.get("SPECOPS_PORT") or 8000)
     host = os.environ.get("SPECOPS_HOST") or "127.0.0.1"
-    parser.add_argument("--host", default=host, help="on which it listens (%(default)s)")
+    parser.add_argument("--host", default=host, help="the service's address (%(default)s)")
     parser.add_argument("--port", type=int, default=port, help="its port (%(default)s)")
-    parser.add_argument("--progress", action="store_true", help="say what the model is doing")
+    parser.add_argument("--progress", action="store_true", help="print the model's states")
     options = parser.parse_args(arguments)
 
     def report(doing: str) -> None:

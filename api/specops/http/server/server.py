@@ -1,11 +1,11 @@
 """Runs the API under uvicorn so that a SIGTERM loses no answer.
 
 uvicorn alone closes its socket first: new clients would see refused connections, `/health` could
-not report that the service drains, and waiting requests would delay the end. Here the service
-stops first, while the socket still answers: running requests finish, new ones get 503. Then
-uvicorn ends. It also ends if the engine has crashed, after all clients have their errors: a restart
-then brings a sound process. A process that hangs cannot end itself: `watchdog` kills it.
-`connection` has the limits of slow clients.
+not report that the service is draining, and waiting requests would delay the end. Here the service
+stops first, while the socket still answers: running requests finish, new ones get 503. Then uvicorn
+ends. It also ends if the engine has crashed, after all clients got their errors, so that a restart
+brings a sound process. A process that hangs cannot end itself: `watchdog` kills it. `connection`
+limits slow clients.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ from specops.system.resources import raise_open_files
 
 # When the service has stopped, responses only have to leave the socket's buffer.
 _FLUSH_SECONDS = 5
-_TICKS = 10  # of uvicorn's main loop, in a second
-# Connections to accept before the next look at the open ones. If all were accepted at once, a flood
-# of connections that are soon reset would be a crowd of open ones for a moment.
+_TICKS = 10  # of uvicorn's main loop per second
+# Connections to accept before the next look at the open ones. Accepted all at once, a flood of
+# connections that are soon reset would be a crowd of open ones for a moment.
 _ACCEPTED = 64
-# An open connection takes 5 KiB, one with 64 KiB of a body 67 KiB (of 600 each): 0.14 GB.
+# An open connection takes 5 KiB, one with 64 KiB of a body 67 KiB (means of 600): 0.14 GB.
 _MAX_CONNECTIONS = 2048
 log = logging.getLogger(__name__)
 
@@ -44,8 +44,8 @@ class DrainingServer(uvicorn.Server):
     """Stops the service at the first signal, and itself after that or at the second signal.
 
     Args:
-        config: of uvicorn.
-        service: is stopped before the server ends.
+        config: uvicorn's configuration.
+        service: stopped before the server ends.
         failures: counts errors of the event loop.
         backlog: connections that may wait to be accepted.
     """
@@ -56,7 +56,7 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self.service = service
         self._failures = failures
-        self._backlog = backlog  # connections that may wait to be taken in
+        self._backlog = backlog
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
 
@@ -71,7 +71,7 @@ class DrainingServer(uvicorn.Server):
             watch.cancel()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen; uvicorn has one number for connections that wait and for those taken at once."""
+        """Listen; uvicorn has one number for waiting connections and for those accepted at once."""
         await super().startup(sockets)
         for server in self.servers:
             for listener in server.sockets:
@@ -85,12 +85,12 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
     def _on_exception(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Count an exception that no callback and no task has caught; called by the event loop."""
+        """Count an exception that no callback or task has caught; called by the event loop."""
         error = context.get("exception") or RuntimeError(context["message"])
         self._failures.report("loop", error, context["message"])
 
     async def on_tick(self, counter: int) -> bool:
-        """Look at the connections once a second; uvicorn calls this ten times a second.
+        """Check the connections once a second; uvicorn calls this ten times a second.
 
         An exception here would end the server.
         """
@@ -133,11 +133,11 @@ def make_server(app: FastAPI, settings: Settings, limits: Limits | None = None) 
 
     Args:
         app: the application.
-        settings: of the service.
-        limits: of a client; by default, half of the file descriptors are for connections.
+        settings: the settings.
+        limits: a client's limits; by default, half of the file descriptors are for connections.
     """
     state: AppState = app.state.specops
-    # The other half is for refused connections, the queue of the next ones, and open files.
+    # The other half is for refused and waiting connections, and open files.
     limits = limits or Limits(raise_open_files(2 * _MAX_CONNECTIONS) // 2)
     metrics = state.metrics
     connection: Any = partial(Connection, limits, metrics.observe_closing, metrics.failures)
@@ -175,18 +175,18 @@ def run(app: FastAPI, settings: Settings) -> int:
     if settings.prefix_cache == "all" or not (settings.api_keys or settings.prefix_cache == "off"):
         log.warning(
             "all clients count as one: they share the prefix cache, and response times can reveal "
-            "to a client what others have asked. SPECOPS_API_KEYS tells them apart, unless "
+            "to a client what others asked. SPECOPS_API_KEYS tells them apart, unless "
             "SPECOPS_PREFIX_CACHE is all"
         )
     gc.collect()
-    gc.freeze()  # otherwise each full collection visits all libraries: 30 ms without a token
+    gc.freeze()  # otherwise each full collection visits all libraries: a pause of 30 ms
     with watched(settings.host, settings.port, settings.request_timeout):
         server.run()
     return 1 if server.service.error else 0
 
 
 def _check_address(settings: Settings) -> None:
-    """Refuse an address that the server cannot have, before it loads a model for it."""
+    """Refuse an address that the server cannot listen on, before it loads a model."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

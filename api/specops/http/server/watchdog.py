@@ -1,15 +1,15 @@
 """Kills a server that hangs, so that its supervisor can start it again.
 
-A server that is stopped, or whose threads wait for each other, accepts connections and answers
-none. Its clients wait until they give up, and a gateway can neither ask another replica nor end the
+A server that is stopped, or whose threads wait for each other, accepts connections but answers
+none. Its clients wait until they give up, and a gateway can neither try another replica nor end the
 streams with an error. Once the server is dead, both happen. Each `specops serve` has a watchdog, a
 small process that ends with it.
 
 Slow does not mean hung. A server that swaps still computes, or at least loads pages. The watchdog
-kills it only when all of its requests have passed their deadline (SPECOPS_REQUEST_TIMEOUT).
+kills it only after the deadlines (SPECOPS_REQUEST_TIMEOUT) of all its requests.
 
-This module uses little of the standard library and nothing of the service: it takes memory as long
-as the server runs.
+This module uses little of the standard library and nothing of the service, because it takes memory
+as long as the server runs.
 """
 
 import os
@@ -27,10 +27,10 @@ from specops.http.server.address import reachable
 
 _ANSWER_SECONDS = 4.0
 _PAUSE_SECONDS = 4.0
-# More than a question and a pause take. If the watchdog was suspended together with the server
-# (Ctrl-Z, `docker pause`), no more than this counts, and both just go on.
+# More than a probe and a pause take. If the watchdog was suspended together with the server
+# (Ctrl-Z, `docker pause`), no more than this counts, and both continue.
 _MAX_TURN = 10.0
-_IDLE_SECONDS = 24.0  # in which the server answers nothing and computes nothing
+_IDLE_SECONDS = 24.0  # in which the server neither answers nor computes anything
 _MARGIN_SECONDS = 60.0  # of silence after the deadline of the last request
 _TRACED = "t"  # the state of a process that a debugger holds
 
@@ -45,7 +45,7 @@ def watch(
     """Wait until the server has ended or hangs.
 
     Args:
-        answers: asks the server and returns whether it answered.
+        answers: probes the server and returns whether it answered.
         activity: returns values that change whenever the server computes, its state first; None
             if the system does not report them.
         ended: waits a moment and returns whether the server has ended.
@@ -53,7 +53,7 @@ def watch(
         clock: returns seconds.
 
     Returns:
-        In which way the server hangs, or None if it has ended.
+        How the server hangs, or None if it has ended.
     """
     silent = idle = 0.0  # seconds
     before: tuple[str, ...] | None = None
@@ -69,7 +69,7 @@ def watch(
         idle = idle + turn if now and now == before and now[0] != _TRACED else 0.0
         silent, before = silent + turn, now
         if idle >= _IDLE_SECONDS:
-            return "it answers nothing and computes nothing"
+            return "it neither answers nor computes anything"
         if silent >= patience:
             return "it has answered nothing for longer than a request may take"
     return None
@@ -100,14 +100,14 @@ def activity(process: int) -> tuple[str, ...] | None:
 
 @contextmanager
 def watched(host: str, port: int, request_seconds: float) -> Iterator[None]:
-    """Watch this process, which listens at the address or will, while the block runs.
+    """Watch this process, which listens on the address or soon will, while the block runs.
 
     Args:
         host: the address.
-        port: its port.
-        request_seconds: the longest time that a request may take.
+        port: the port.
+        request_seconds: maximum time of a request.
     """
-    # The same process group, so that Ctrl-Z suspends both. The pipe closes when this process ends.
+    # In the same process group, so that Ctrl-Z suspends both. The pipe closes when this one ends.
     arguments = (os.getpid(), host, port, request_seconds + _MARGIN_SECONDS)
     command = [sys.executable, "-P", "-m", __name__, *map(str, arguments)]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:  # noqa: S603 # nosec B603
@@ -136,7 +136,7 @@ def main(arguments: list[str]) -> None:
         logs.configure("info")
         fields = {"process": server, "reason": hangs}
         logging.getLogger("specops.http.server.watchdog").critical(
-            "the server hangs: it is killed", extra={"fields": fields}
+            "killing the server: it hangs", extra={"fields": fields}
         )
         os.kill(server, signal.SIGKILL)
 
