@@ -2,7 +2,7 @@
 
 The default model is the real one. Draft model, draft head and MTP block are tiny ones of
 real architectures, with random weights and a chat template. No log may have an error in it.
-tests/e2e serves the same kinds in containers.
+tests/e2e serves two of these kinds in containers.
 """
 
 import json

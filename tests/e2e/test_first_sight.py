@@ -1,4 +1,7 @@
-"""What a new user does on each page of the stack in containers, on each kind of preset."""
+"""What a new user does on each page of the stack in containers: on its model, and on mounted ones.
+
+tests/stack/test_first_sight.py has every kind of preset, without containers.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +16,7 @@ from tests.stack import first_sight
 pytestmark = pytest.mark.e2e
 
 
-@pytest.fixture(scope="module", params=["default model", "draft model", "draft head"])
+@pytest.fixture(scope="module", params=["default model", "draft head"])
 def served(
     request: pytest.FixtureRequest, started: Stack, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Stack]:

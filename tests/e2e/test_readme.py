@@ -22,7 +22,7 @@ pytestmark = pytest.mark.e2e
 README = (ROOT / "README.md").read_text()
 COMMANDS: list[str] = re.findall(r"^```bash\n(.*?)\n```", README, flags=re.DOTALL | re.MULTILINE)
 COMMAND_SECONDS = 600
-SHORTER = " ARGS='--time-scale 0.2'"  # instead of a load of two minutes
+SHORTER = " ARGS='--time-scale 0.1'"  # instead of a load of two minutes
 
 
 @pytest.fixture(scope="module")
