@@ -43,10 +43,6 @@ class Gateway:
         """The number of replicas that have passed their checks."""
         return self.figure("envoy_cluster_membership_healthy", 'cluster_name="replicas"')
 
-    def in_flight(self) -> float:
-        """Requests at replicas, as the gateway counts them when it chooses a replica."""
-        return self.figure("envoy_cluster_upstream_rq_active", 'cluster_name="replicas"')
-
     def log(self) -> list[dict[str, Any]]:
         """The access log so far."""
         lines = self.output.read_text().splitlines()

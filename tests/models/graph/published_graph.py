@@ -14,8 +14,6 @@ from onnx import helper, numpy_helper
 
 from tests.models.convert.dequantize import unpacked
 
-MICROSOFT = "com.microsoft"
-
 
 def write_published(
     source: Path, destination: Path, *, packed: bool = False, normed: bool = False
