@@ -35,15 +35,43 @@ print(preparing.prepare(source, "int8-32", name="x", cache_dir=cache, report=say
 """
 
 
+# The converter stops itself once, after its first percentage: there is more to do for certain.
+STOPS = """
+import builtins, os, signal
+written = print
+
+def print_and_stop(*text, **options):
+    written(*text, **options)
+    if str(text[-1]).endswith(" %"):
+        builtins.print = written
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+builtins.print = print_and_stop
+"""
+
+
 def convert(source: Path, cache: Path, quant: str = QUANT) -> tuple[Path, list[str]]:
     """Return the conversion's path and the reports."""
     said: list[str] = []
     return prepare(source, quant, name="x", cache_dir=cache, report=said.append).path, said
 
 
-def start(source: Path, cache: Path) -> subprocess.Popen[str]:
+def start(source: Path, cache: Path, own: Path | None = None) -> subprocess.Popen[str]:
+    """Convert in another process, which loads the `sitecustomize` of a folder `own`."""
     command = [sys.executable, "-c", SCRIPT, str(source), str(cache)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    env = {**os.environ, "PYTHONPATH": str(own)} if own else None
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=env
+    )
+
+
+def stopped_child(process: subprocess.Popen[str]) -> int:
+    """Wait for the first percentage, after which the converter stops itself; return its number."""
+    assert process.stdout is not None
+    assert any(line.endswith(" %\n") for line in process.stdout)  # reads up to the first one
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    (child,) = map(int, children.split())
+    return child
 
 
 def converted(cache: Path) -> list[str]:
@@ -56,53 +84,50 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def large(tmp_path: Path) -> Path:
-    """A checkpoint of 80 MB: after the first percentage there is plenty left to convert."""
-    return make_llama_checkpoint(
-        tmp_path / "large", hidden=512, heads=8, layers=6, ffn=1536, dtype="float32"
-    )
+def stops(tmp_path: Path) -> Path:
+    """A folder whose `sitecustomize` stops the converter."""
+    (folder := tmp_path / "stops").mkdir()
+    (folder / "sitecustomize.py").write_text(STOPS)
+    return folder
 
 
 # -- killed ------------------------------------------------------------------------------------
 
 
 def test_a_conversion_that_is_killed_is_made_again_whole(
-    large: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    source: Path, stops: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = tmp_path / "cache"
-    with start(large, cache) as process:
-        assert process.stdout is not None
-        assert any(line.endswith(" %\n") for line in process.stdout)  # reads up to the first one
+    with start(source, cache, stops) as process:
+        stopped_child(process)
         os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     (leftover,) = converted(cache)
     assert leftover.endswith(".partial")
     with caplog.at_level(logging.INFO):
-        path, said = convert(large, cache)
-    assert f"converting {large} to {QUANT}" in said
+        path, said = convert(source, cache)
+    assert f"converting {source} to {QUANT}" in said
     assert converted(cache) == [path.name]
     assert f"{leftover}, which an interrupted process left" in caplog.text
-    undisturbed, _ = convert(large, tmp_path / "other")
+    undisturbed, _ = convert(source, tmp_path / "other")
     for file in {*undisturbed.iterdir()} - {undisturbed / "verified"}:
         assert (path / file.name).read_bytes() == file.read_bytes()
 
 
-def test_a_converter_that_outlives_its_parent_keeps_the_lock(large: Path, tmp_path: Path) -> None:
+def test_a_converter_that_outlives_its_parent_keeps_the_lock(
+    source: Path, stops: Path, tmp_path: Path
+) -> None:
     """The next process waits for it and does not clear what it is writing."""
     cache = tmp_path / "cache"
-    with start(large, cache) as process:
-        assert process.stdout is not None
-        assert any(line.endswith(" %\n") for line in process.stdout)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-        (child,) = map(int, children.split())
-        os.kill(child, signal.SIGSTOP)
+    with start(source, cache, stops) as process:
+        child = stopped_child(process)
         os.kill(process.pid, signal.SIGKILL)
 
     try:
         assert is_locked(cache / "converted")
     finally:
         os.kill(child, signal.SIGCONT)
-    path, _ = convert(large, cache)
+    path, _ = convert(source, cache)
     assert converted(cache) == [path.name]
 
 
