@@ -47,10 +47,17 @@ def test_only_the_origin_that_is_the_forwarded_address_is_replaced() -> None:
     assert "Origin: https://example.com\r\n" in seen("https://example.com")
 
 
-def test_the_console_chats(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of a service of the default model in a Codespace."""
+    folder = tmp_path_factory.mktemp("codespace")
+    with serving(folder, SPECOPS_MODEL="", **ENVIRONMENT) as (port, _):
+        yield port
+
+
+def test_the_console_chats(api: int, tmp_path: Path) -> None:
     with (
-        serving(tmp_path, SPECOPS_MODEL="", **ENVIRONMENT) as (port, _),
-        forwarded(port, tmp_path) as way,
+        forwarded(api, tmp_path) as way,
         browsing(way) as browser,
         console(browser, way.url, ignore_https_errors=True) as page,
     ):
@@ -59,26 +66,25 @@ def test_the_console_chats(tmp_path: Path) -> None:
         assert "8 tokens" in page.locator("#turns li.assistant .hint").inner_text()
 
 
-def test_locusts_page_runs_a_test(tmp_path: Path) -> None:
+def test_locusts_page_runs_a_test(api: int, tmp_path: Path) -> None:
     if tool("locust") is None:
         pytest.skip("no Locust here")
     port = free_port()
-    with serving(tmp_path, SPECOPS_MODEL="", **ENVIRONMENT) as (api, _):
-        command = [tool("locust"), "-f", ROOT / "loadtest" / "locustfile.py"]
-        command += ["--web-host", HOST, "--web-port", port, "--host", f"http://{HOST}:{api}"]
-        log, env = tmp_path / "locust.log", {**os.environ, **ENVIRONMENT}
-        with (
-            started(command, log, lambda: answers(f"http://{HOST}:{port}/"), env=env, cwd=tmp_path),
-            forwarded(port, tmp_path) as way,
-            browsing(way) as browser,
-            opened(browser, way.url, ignore_https_errors=True) as (page, _),
-        ):
-            page.get_by_role("button", name="Start").click()
-            until(
-                page,
-                """fetch("/stats/requests").then((answer) => answer.json())
-                .then(({stats}) => stats.some((row) => row.num_requests > 0))""",
-            )
+    command = [tool("locust"), "-f", ROOT / "loadtest" / "locustfile.py"]
+    command += ["--web-host", HOST, "--web-port", port, "--host", f"http://{HOST}:{api}"]
+    log, env = tmp_path / "locust.log", {**os.environ, **ENVIRONMENT}
+    with (
+        started(command, log, lambda: answers(f"http://{HOST}:{port}/"), env=env, cwd=tmp_path),
+        forwarded(port, tmp_path) as way,
+        browsing(way) as browser,
+        opened(browser, way.url, ignore_https_errors=True) as (page, _),
+    ):
+        page.get_by_role("button", name="Start").click()
+        until(
+            page,
+            """fetch("/stats/requests").then((answer) => answer.json())
+            .then(({stats}) => stats.some((row) => row.num_requests > 0))""",
+        )
 
 
 def grafana_settings(tmp_path: Path, **variables: str) -> dict[str, str]:
