@@ -208,11 +208,14 @@ def written(path: Path, text: str) -> Path:
 
 
 # Locust hands a worker the first users as soon as the master knows it: the worker's own constructor
-# may not have returned by then, nor `init` been fired. This file makes that sure.
+# may not have returned by then, nor `init` been fired. This file makes that sure. And the master
+# gives up no worker that a busy machine keeps silent for three seconds.
 EARLY = """
 from gevent.event import Event
-from locust import events
+from locust import events, runners
 from locust.runners import WorkerRunner
+
+runners.HEARTBEAT_LIVENESS = 60
 
 begun, connect = Event(), WorkerRunner.connect_to_master
 
@@ -226,6 +229,10 @@ def connect_and_wait(self):
 
 WorkerRunner.connect_to_master = connect_and_wait
 """
+
+
+def early_workers(folder: Path) -> Path:
+    return written(folder / "early.py", EARLY)
 
 
 # This one makes a run last as long as the test says, in place of a time that a busy machine may not
@@ -283,7 +290,7 @@ class Clock:
 
 def run_until(api: StandIn, folder: Path, requests: int, *options: str) -> Run:
     """Run a load test of early workers, if it has any, until so many requests have come."""
-    clock, early = Clock(folder), written(folder / "early.py", EARLY)
+    clock = Clock(folder)
 
     def watch() -> None:
         try:
@@ -294,7 +301,7 @@ def run_until(api: StandIn, folder: Path, requests: int, *options: str) -> Run:
     watcher = Thread(target=watch)
     watcher.start()
     try:
-        return run_locust(api, folder, *options, before=[clock.file, early])
+        return run_locust(api, folder, *options, before=[clock.file, early_workers(folder)])
     finally:
         watcher.join()
 
@@ -339,7 +346,7 @@ def test_a_spike_comes_and_leaves_at_once_and_is_counted_by_stage(tmp_path: Path
     player = Thread(target=play)
     player.start()
     shape = ("--shape", "spike", "--time-scale", "1", "--processes", "2")
-    found = run_locust(api, tmp_path, *shape, before=[clock.file])
+    found = run_locust(api, tmp_path, *shape, before=[clock.file, early_workers(tmp_path)])
     player.join()
     assert found.status == 0, found.output
     check_figures(api, found.report)
@@ -453,8 +460,7 @@ def test_a_number_of_requests_ends_the_run_and_its_clock(tmp_path: Path) -> None
     api = StandIn()
     options = ("--num-prompts", "31", "--max-concurrency", "4", "--seed", "5", "--turns", "2")
     sized = ("--input-len", "150", "--output-len", "9", "--tags", "stream", "--processes", "4")
-    early = written(tmp_path / "early.py", EARLY)
-    found = run_locust(api, tmp_path, *options, *sized, before=[early])
+    found = run_locust(api, tmp_path, *options, *sized, before=[early_workers(tmp_path)])
     assert found.status == 0, found.output
     whole = found.report["whole"]
     assert whole["answered"] == len(api.asked) == 31
@@ -525,7 +531,9 @@ def test_refused_requests_have_rows_of_their_own_and_are_no_failures(tmp_path: P
 
 def test_a_typist_cancels_what_comes_later_than_the_next_key(tmp_path: Path) -> None:
     api = StandIn(key="first")
+    # In its own time: keys that come every few milliseconds leave a slow machine no time to answer.
     typing = ("--category", "editor", "--num-prompts", "24", "--max-concurrency", "4")
+    typing += ("--time-scale", "1")
     found = run_locust(api, tmp_path, *typing, "--api-key", "first", "--output-len", "16")
     assert found.status == 0, found.output
     whole = found.report["whole"]
