@@ -186,7 +186,8 @@ def run_locust_at(url: str, folder: Path, *options: str, before: Sequence[Path] 
     command = locust_command(url, *before)
     command += ["--csv", str(folder / "run"), "--html", str(folder / "run.html")]
     command += ["--report", str(folder / "stages.json"), "--json-file", str(folder / "rows")]
-    result = run(*command, "--time-scale", "0.05", "--stop-timeout", "60", *options)
+    own = ("--time-scale", "0.05", "--stop-timeout", "60")
+    result = run(*command, *own, *options, timeout=5 * PATIENCE)
     rows = json.loads((folder / "rows.json").read_text())
     assert (folder / "run_stats.csv").stat().st_size > 0
     assert (folder / "run.html").stat().st_size > 0
