@@ -395,7 +395,8 @@ def test_ctrl_c_ends_a_run_with_all_its_figures(
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
     check_figures(api, figures := json.loads(report.read_text()))
-    assert all(stage["users"] <= 60 for stage in figures["stages"][:2])
+    # None: on a slow machine no user had come by a stage's end.
+    assert all((stage["users"] or 0) <= 60 for stage in figures["stages"][:2])
 
 
 @pytest.mark.parametrize(
