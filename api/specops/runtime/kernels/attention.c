@@ -1,4 +1,4 @@
-// Cuts a pass of attention into pieces for threads. Results do not depend on the cut.
+// Divides a pass of attention into pieces for threads. Results do not depend on the division.
 
 #include "attention.h"
 
@@ -6,14 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-// A span of at most so many rows is a piece for each head of the cache: it writes its keys and values and
-// computes at once. Splits before its own tokens, which nobody writes to, may be further pieces. Longer
-// spans are written first, then computed in tiles.
+// A span of at most this many rows is a piece for each head of the cache: it writes its keys and values and
+// computes at once. Splits before its own tokens, which nobody writes, may be further pieces. Longer spans
+// are written first, then computed in tiles.
 enum { FEW_ROWS = 96 };
-// A piece has one part in so many of what a thread computes, or less: threads end at about the same time. Where
-// there were 16 pieces a thread, 4 tokens behind 4,000 took 1.09 of the time (9 heads of 64 over 3, AMD EPYC).
+// A piece is at most one part in this number of a thread's work, so threads end at about the same time. With 16
+// pieces per thread, 4 tokens after 4,000 took 1.09 of the time (9 heads of 64 over 3, AMD EPYC).
 enum { PARTS_OF_SHARE = 6 };
-// Most floats of splits' results, 16 MiB; a pass that needs more is not cut.
+// Maximum floats of splits' results, 16 MiB; a pass that needs more is not divided.
 static const int64_t MAX_RESULTS = 1 << 22;
 
 typedef struct {
@@ -25,7 +25,7 @@ typedef struct {
     atomic_int *done;  // [kv_heads], number of computed pieces
     float *results;    // [spans][kv_heads][room]
     int64_t tiles;     // of long spans
-    // Of each span, how many splits another one computes for both, as they have the same blocks, and which.
+    // For each span, the number of splits that another span with the same blocks computes, and which span.
     int64_t *common, *leader;
 } Job;
 
@@ -36,7 +36,7 @@ static int64_t tiles_of(const Pass *pass, const Span *span) {
     return is_long(pass, span) ? (rows_of(pass, span) + rows - 1) / rows : 0;
 }
 
-// Computes the tiles of some spans' rows from number `first` up to below `end`.
+// Computes the tiles of some spans' rows from `first` to below `end`.
 static void compute(const Job *job, const Span *const *spans, int64_t head, int64_t first, int64_t end,
                     const Splits *some) {
     for (int64_t most = tile_rows(&job->pass->layer); first < end; first += most)
@@ -48,7 +48,7 @@ static Splits all_splits(const Job *job, const Span *span) {
     return (Splits){first_seen(job->pass, span) / SPLIT, end, job->room, job->results};
 }
 
-// The splits of a piece, none where a span has fewer than others.
+// The splits of a piece; none if the span has fewer than others.
 static Splits splits_of(const Job *job, const Span *span, int64_t piece) {
     Splits some = all_splits(job, span);
     const int64_t own = span->start / SPLIT, first = some.first + piece * job->step;
@@ -57,8 +57,8 @@ static Splits splits_of(const Job *job, const Span *span, int64_t piece) {
     return some;
 }
 
-// Finds the span before a short one that has the same blocks in most splits before both spans' own tokens.
-// Windows are short, so their layers do without.
+// Finds the earlier span that shares most splits' blocks with a short one, before both spans' own tokens.
+// Layers with windows, which are short, do not need this.
 static void find_leader(Job *job, int64_t nth) {
     const Pass *pass = job->pass;
     const Span *span = pass->spans + nth, *other = pass->spans;
@@ -71,7 +71,7 @@ static void find_leader(Job *job, int64_t nth) {
     }
 }
 
-// Computes some splits of a span, but for those that others compute, with those of the spans that it leads.
+// Computes some splits of a span, without those that others compute, together with the spans that it leads.
 static void lead(const Job *job, int64_t leader, int64_t head, Splits some) {
     const Pass *pass = job->pass;
     const int64_t end = some.end;
@@ -107,7 +107,7 @@ static void begin(void *argument, size_t index) {
     }
 }
 
-// Piece (span, tile, head) of the long spans; tiles with the longest past come first.
+// Computes piece (span, tile, head) of the long spans; tiles with the longest past come first.
 static void finish(void *argument, size_t index) {
     const Job *job = argument;
     const Pass *pass = job->pass;
@@ -133,8 +133,8 @@ static int is_little(const Pass *pass) {
     return work * (double)(2 * pass->layer.heads * pass->layer.size) < (double)FEW_PRODUCTS;
 }
 
-// Decides how many pieces there are; one for a span's head where no spans share blocks and threads share heads
-// evenly, or there is little to do.
+// Chooses the number of pieces: one per span and head if no spans share blocks and the heads divide evenly among
+// the threads, or if there is little work.
 static void cut(Job *job) {
     const Pass *pass = job->pass;
     const int64_t heads = pass->layer.kv_heads;

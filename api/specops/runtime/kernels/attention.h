@@ -1,26 +1,25 @@
 // Attention of a flat batch of tokens over a paged cache of keys and values.
 //
-// A pass consists of spans: tokens of one slot in consecutive positions. The kernel rotates each span's keys,
-// writes keys and values into the cache's blocks, and then each token attends to all positions of its slot up
-// to its own. A slot's positions are split at fixed ones, the multiples of SPLIT. In each split softmax is
-// computed online over blocks of 64 positions, in order from the first that the token sees; then the splits'
-// results are merged in their order. So threads may share the splits, spans that have the same blocks read
-// them together, and a token's result depends on none of that, nor on the chunks of a prompt.
-// Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018); Kwon et al.,
-// "Efficient Memory Management for LLM Serving with PagedAttention" (2023); Dao et al., "Flash-Decoding
-// for long-context inference" (2023).
+// A pass consists of spans: tokens of one slot in consecutive positions. The kernel rotates each span's keys, writes
+// keys and values into the cache's blocks, and then each token attends to all positions of its slot up to its own. A
+// slot's positions are split at multiples of SPLIT. In each split, softmax is computed online over blocks of 64
+// positions, in order from the first visible one; then the splits' results are merged in order. So threads can share
+// the splits, and spans with the same blocks read them together, but a token's result depends on none of that, nor
+// on the chunks of a prompt. Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018); Kwon et
+// al., "Efficient Memory Management for LLM Serving with PagedAttention" (2023); Dao et al., "Flash-Decoding for
+// long-context inference" (2023).
 //
-// The cache is [blocks][layers][kv_heads] of parts, each for 64 positions of a head. Layers may have other
-// numbers of heads and other sizes. A part:
+// The cache is [blocks][layers][kv_heads] of parts, each for 64 positions of a head. Layers may have different
+// numbers of heads and head sizes. A part:
 //   keys    [size][64], so that 16 scores are computed at once and keys are read in order; of int8
 //           [size / 4][64][4]
 //   values  [64][size, padded to a multiple of 16]; of int8 [64 / 4][padded size][4]
 //   scales  only of int8: float32 [64] of keys, [64] of values; the largest magnitude / 127
-// Keys of int8 and all scales lie in the order of positions 0, 4, … 60, 1, 5, … 63: sixteen weights computed
+// Keys of int8 and all scales are in the order of positions 0, 4, … 60, 1, 5, … 63: sixteen weights computed
 // together then have a byte each of sixteen words. Attention over int8 computes products in integers
 // (code_products.h): a query's head is rounded to 8 bits, too, and over a split the probabilities times the
-// values' scales to 14 bits. Keys and queries are transformed before. Codes have 128 added. Nothing in it
-// needs to be initialized: what lies behind a slot's positions enters no sum.
+// values' scales to 14 bits. Keys and queries are transformed first. Codes have 128 added. The cache needs no
+// initialization: nothing after a slot's positions enters a sum.
 
 #ifndef SPECOPS_ATTENTION_H
 #define SPECOPS_ATTENTION_H
@@ -38,9 +37,9 @@ typedef struct {
     int64_t heads, kv_heads;
     int64_t size;      // of a head
     int64_t before[TYPES], block[TYPES];  // bytes of a block before the layer's, and of the whole block
-    int64_t window;    // number of positions that a token sees, with its own; 0: all up to its own
-    float rotary_factor;   // of cosines and sines that come from frequencies
-    int64_t rotary_within; // positions of slots up to which the first frequencies are for; 0: any number
+    int64_t window;    // number of visible positions, its own included; 0: all up to its own
+    float rotary_factor;   // of cosines and sines computed from frequencies
+    int64_t rotary_within; // maximum positions of slots for the first frequencies; 0: no maximum
     int interleaved;   // whether rotated pairs are neighbours, not half a head apart
     float scale;       // of scores
     float softcap;     // scores become softcap * tanh(score / softcap); 0: no change
@@ -50,7 +49,7 @@ typedef struct {
 // The tensors of a pass.
 typedef struct {
     Layer layer;
-    const float *query, *key, *value;  // without a key it reads what another layer has written
+    const float *query, *key, *value;  // without a key, the layer reads another layer's keys and values
     int64_t query_stride, key_stride;  // floats from a token to the next; value as key
     char *cache;  // the layer's part of block 0
     int type;
@@ -65,14 +64,13 @@ typedef struct {
     int64_t count;
 } Pass;
 
-// What the softmax of some rows comes to over some positions. Each row of sums has those of probabilities
-// times values and, behind them, those of the probabilities by lane. The highest scores are padded to
-// whole vectors.
+// The softmax of some rows over some positions. Each row of sums has those of probabilities times values,
+// followed by those of the probabilities by lane. The highest scores are padded to whole vectors.
 typedef struct {
     float *sums, *most;
 } Results;
 
-// Some splits, `first` up to below `end`, and the memory for the results of all splits: `room` floats for each
+// Splits from `first` to below `end`, and the memory for the results of all splits: `room` floats for each
 // span's head, [spans][kv_heads][splits] of the span's rows.
 typedef struct {
     int64_t first, end, room;
@@ -83,8 +81,8 @@ typedef struct {
 typedef struct {
     // Writes the keys and values of a span's tokens for a head of the cache.
     void (*write)(const Pass *pass, const Span *span, int64_t head);
-    // Computes `count` rows from `first` on, at most `tile_rows`, of spans that have the same blocks in some
-    // splits. A row is a token of a span and one of the query's heads that share the cache's `head`.
+    // Computes `count` rows from `first` on, at most `tile_rows`, of spans with the same blocks in some splits.
+    // A row is a token of a span and one of the query heads that share the cache's `head`.
     // NULL: over all splits of a single span.
     void (*attend)(const Pass *pass, const Span *const *spans, int64_t head, int64_t first, int64_t count,
                    const Splits *some);

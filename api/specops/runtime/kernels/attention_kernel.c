@@ -16,13 +16,13 @@ INLINE void rotate(float *one, float *two, float cos, float sin) {
     *two = y * cos + x * sin;
 }
 
-// A function of its own, so that `restrict` lets the compiler rotate 16 pairs at once.
+// A separate function, so that `restrict` lets the compiler rotate 16 pairs at once.
 static void rotate_halves(float *restrict one, float *restrict two, const float *restrict cos,
                         const float *restrict sin, int64_t pairs) {
     for (int64_t i = 0; i < pairs; i++) rotate(one + i, two + i, cos[i], sin[i]);
 }
 
-// Norms a head and pads it to whole vectors with zeros.
+// Normalizes a head and pads it to whole vectors with zeros.
 static void normalize(const Pass *pass, const float *from, const float *norm, float *head) {
     const int64_t size = pass->layer.size, padded = padded_size(size);
     memcpy(head, from, size * sizeof(float));
@@ -52,7 +52,7 @@ static void turn_to(const Pass *pass, int64_t position, Turn *turn) {
     }
 }
 
-// Norms and rotates a head of a query or key.
+// Normalizes and rotates a head of a query or key.
 static void prepare(const Pass *pass, const float *from, const float *norm, int64_t position, Turn *turn,
                     float *head) {
     const int64_t pairs = pass->pairs;
@@ -67,7 +67,7 @@ static void prepare(const Pass *pass, const float *from, const float *norm, int6
         rotate_halves(head, head + pairs, cos, sin, pairs);
 }
 
-// Lanes with `bit` set have the sign to flip.
+// Flips the sign of lanes with `bit` set.
 INLINE Floats sum_and_difference(Floats values, Floats swapped, int bit) {
     const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     return swapped + (Floats)((Words)values ^ ((Words)((lane & bit) != 0) & 0x80000000u));
@@ -76,10 +76,9 @@ INLINE Floats sum_and_difference(Floats values, Floats swapped, int bit) {
 // Numbers of a head that are transformed together: the largest power of two that divides its size.
 static inline int64_t transformed(int64_t size) { return size & -size; }
 
-// A Hadamard transform, but for its factor 1 / sqrt(transformed): each number becomes a sum of all,
-// with signs. Products of queries and keys stay what they are, and a channel with large numbers no longer
-// decides the scale of a head's codes. Ashkboos et al., "QuaRot: Outlier-Free 4-Bit Inference in Rotated
-// LLMs" (2024).
+// A Hadamard transform without its factor 1 / sqrt(transformed): each number becomes a sum of all, with signs.
+// Products of queries and keys do not change, and a channel with large numbers no longer determines the scale of a
+// head's codes. Ashkboos et al., "QuaRot: Outlier-Free 4-Bit Inference in Rotated LLMs" (2024).
 static void transform(float *head, int64_t size) {
     const int64_t together = transformed(size);
     for (int64_t half = together / 2; half >= LANES; half /= 2)
@@ -97,8 +96,8 @@ static void transform(float *head, int64_t size) {
     }
 }
 
-// What numbers up to the largest of `most` are multiplied by for codes up to `codes`; `*scale` is what codes are
-// multiplied by: NaN if `not_finite` is not 0, always the same one.
+// The factor that turns numbers up to the largest of `most` into codes up to `codes`; `*scale` turns codes into
+// numbers: NaN if `not_finite` is not 0, always the same NaN.
 INLINE float factor_of(Floats most, Floats not_finite, float codes, float *scale) {
     const float highest = largest(most) + total(not_finite);
     *scale = highest > TINY ? highest / codes : highest != highest ? NAN : 0.0f;
@@ -138,7 +137,7 @@ static void scatter_key(int type, const void *key, int64_t size, char *keys, int
     }
 }
 
-// Where a position of a block lies among the codes of keys and the scales.
+// The index of a block's position among the codes of keys and the scales.
 static inline int64_t column_of(int64_t place) { return place % 4 * LANES + place / 4; }
 
 // Writes a key and a value as codes.
@@ -175,10 +174,10 @@ static void write_span(const Pass *pass, const Span *span, int64_t head) {
     }
 }
 
-// Of more than SMALL_SIZE numbers a tile has at most half as many rows.
+// With heads of more than SMALL_SIZE numbers, a tile has at most half as many rows.
 enum { MAX_FLOATS = MAX_ROWS / 2 * MAX_SIZE };
 
-// What a tile needs for a cache of codes: its queries, and of a split the scores, at first as integers, the
+// A tile's memory for a cache of codes: its queries, and for a split the scores (first as integers), the
 // scales of keys and values, the weights of values as codes, and these codes' products with values.
 typedef struct {
     _Alignas(64) int32_t queries[MAX_FLOATS / 4 * WORDS], starts[MAX_ROWS];
@@ -197,7 +196,7 @@ typedef struct {
     int64_t prefetched;  // bytes of the cache to prefetch for each multiplied vector
     _Alignas(64) float queries[MAX_FLOATS];
     Results results;                      // over the split, so far
-    int64_t from[MAX_ROWS], to[MAX_ROWS];    // positions that a row sees: all, ...
+    int64_t from[MAX_ROWS], to[MAX_ROWS];    // visible positions of a row: all, ...
     int64_t first[MAX_ROWS], last[MAX_ROWS]; // ... and those of the block or split, counted from its first
     float block_max[MAX_ROWS];           // the highest score of the block or split
     float factors[MAX_ROWS];             // of the sums, after a higher score
@@ -256,8 +255,7 @@ static void softmax_block(const Pass *pass, Rows *rows, int64_t top, int64_t bot
     }
 }
 
-// Adds values [first, last) of the block, weighted, to the sums of some rows. `next`: what is read
-// after them.
+// Adds values [first, last) of the block, weighted, to the sums of some rows. `next` is read after them.
 INLINE void add_values(const Rows *rows, Multiply *multiply, const void *values, const void *next,
                        int64_t row, int64_t count, int64_t first, int64_t last) {
     const Product product = {
@@ -268,8 +266,8 @@ INLINE void add_values(const Rows *rows, Multiply *multiply, const void *values,
     multiply(&product, count, rows->padded / LANES);
 }
 
-// The same for rows that see different parts of the block, each in the order of positions: first what
-// a row sees before the common part, then the common part for all rows together, then the rest.
+// The same for rows that see different parts of the block, each in the order of positions: first the part
+// before the common one, row by row, then the common part for all rows together, then the rest.
 static void add_parts(Rows *rows, Multiply *multiply, const void *values, const void *next,
                       int64_t row, int64_t count) {
     int64_t first = 0, last = BLOCK;
@@ -297,7 +295,7 @@ static void add_parts(Rows *rows, Multiply *multiply, const void *values, const 
     }
 }
 
-// Sets the positions that each row sees of `count` from `base` on, counted from there.
+// Sets each row's visible positions among `count` from `base` on, relative to `base`.
 static void visible_range(Rows *rows, int64_t top, int64_t bottom, int64_t base, int64_t count,
                           int64_t *least, int64_t *most) {
     *least = count, *most = 0;
@@ -347,7 +345,7 @@ static void see_block(const Pass *pass, Rows *rows, const char *keys, const char
 // -- a cache of codes --------------------------------------------------------------------------------
 
 // Weights, which are probabilities times the scales of values, become codes relative to the largest scale.
-// Codes of 14 bits are two numbers that any instruction takes as signed ones of 8 bits.
+// Codes of 14 bits are two numbers that every instruction accepts as signed numbers of 8 bits.
 enum { WEIGHT_BITS = 14, HALF_BITS = 7, WEIGHT_ROWS = BYTEWISE ? 2 : 1, ROW_WORDS = SPLIT / 4 * WORDS };
 
 // Rounds the prepared queries to codes.
@@ -369,16 +367,15 @@ static void round_queries(Rows *rows, int64_t size) {
     }
 }
 
-// Lanes of the columns from number `i` on whose positions a row sees.
+// Lanes of the columns from number `i` on whose positions are visible to a row.
 INLINE Ints seen_at(int64_t i, int64_t first, int64_t last) {
     const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const Ints place = lane * 4 + (int32_t)(i / BLOCK * BLOCK + i % BLOCK / LANES);
     return (place >= (int32_t)first) & (place < (int32_t)last);
 }
 
-// Scales of values, so that the largest that a row sees becomes the largest code; returns what codes are
-// multiplied by. What lies behind a row's last position must not count: it may be written later, or be a
-// rejected token's.
+// Scales of values, such that the largest one visible to a row becomes the largest code; returns the factor of
+// codes. Positions after a row's last must not count: they may be written later, or belong to a rejected token.
 static float relative_scales(const float *scales, int64_t first, int64_t last, int64_t low, int64_t high,
                              float *to) {
     Floats most = {0}, not_finite = {0};
@@ -394,7 +391,7 @@ static float relative_scales(const float *scales, int64_t first, int64_t last, i
     return scale;
 }
 
-// 2^x for x <= 0, exact for 0; 2^-125 below -125. Its error of 1e-4 is less than rounding makes.
+// 2^x for x <= 0, exact for 0; 2^-125 below -125. Its error of 1e-4 is less than that of rounding.
 INLINE Floats power_of_two(Floats x) {
     x = larger(splat(-125.0f), x);
     const Floats shifted = x + ROUNDER, r = x - (shifted - ROUNDER);
@@ -412,8 +409,8 @@ INLINE void pairs_to_words(int32_t *words, Words even, Words odd) {
     store((float *)words, (Floats)one), store((float *)(words + SPLIT / 4), (Floats)other);
 }
 
-// Turns a row's integer products with the split's keys into scores, up to the scale of its query where there
-// is no soft cap, and returns the highest.
+// Turns a row's integer products with the split's keys into scores (without the scale of its query if there is
+// no soft cap) and returns the highest.
 INLINE float score_codes(const Pass *pass, Rows *rows, int64_t row, int64_t low, int64_t high) {
     const int64_t first = rows->first[row], last = rows->last[row];
     const int whole = first <= low && last >= high;
@@ -431,7 +428,7 @@ INLINE float score_codes(const Pass *pass, Rows *rows, int64_t row, int64_t low,
     return largest(highest);
 }
 
-// Makes the codes of a row's weights and adds up its probabilities, by lane.
+// Computes the codes of a row's weights and adds up its probabilities, by lane.
 INLINE void weigh_codes(const Pass *pass, Rows *rows, int64_t row, int64_t low, int64_t high) {
     Coded *c = &rows->coded;
     const int64_t first = rows->first[row], last = rows->last[row];
@@ -446,7 +443,7 @@ INLINE void weigh_codes(const Pass *pass, Rows *rows, int64_t row, int64_t low, 
     const float most = rows->block_max[row], factor = scale * 1.44269504f;
     int32_t *words = c->weights + row * WEIGHT_ROWS * ROW_WORDS;
     Floats by_lane = {0};
-    Words sum = {0}, zeros = {0};  // of codes, and what rounding adds to them
+    Words sum = {0}, zeros = {0};  // of codes, and of the number added for rounding
     for (int64_t i = low; i < high; i += BLOCK, words += BLOCK / 4) {
         Words codes[BLOCK / LANES];
         for (int nth = 0; nth < BLOCK / LANES; nth++) {
@@ -466,7 +463,7 @@ INLINE void weigh_codes(const Pass *pass, Rows *rows, int64_t row, int64_t low, 
     if (BYTEWISE) c->weight_starts[row * WEIGHT_ROWS + 1] = 0;
 }
 
-// As `see_split`, of a cache of codes: softmax is computed over the whole split.
+// `see_split` for a cache of codes: softmax is computed over the whole split.
 static void see_codes(const Pass *pass, const Span *span, int64_t head, Rows *rows, int64_t split) {
     Coded *c = &rows->coded;
     const int64_t size = pass->layer.size, padded = rows->padded, base = split * SPLIT;
@@ -503,8 +500,8 @@ static void see_codes(const Pass *pass, const Span *span, int64_t head, Rows *ro
         rows->block_max[row] = score_codes(pass, rows, row, low, high);
         c->weight_scales[row] = scale;
     }
-    // The memory never waits: the next split's first keys come beside the weights, then the others and its first
-    // values. One token and 8 requests behind 4,000 take 0.97 and 0.91 of the time (9 heads of 64 over 3).
+    // Memory never idles: the next split's first keys are prefetched with the weights, then the rest and its
+    // first values. One token and 8 requests after 4,000 take 0.97 and 0.91 of the time (9 heads of 64 over 3).
     const int64_t lines = (key_bytes(size, KV_INT8) / 64 + bottom - top - 1) / (bottom - top);
     for (int64_t row = top, line = 0; row < bottom; row++) {
         for (const int64_t stop = line + lines; line < stop; line++)
@@ -536,8 +533,8 @@ INLINE Results results_of(const Pass *pass, const Span *span, int64_t head, cons
     return (Results){memory + first * stride, memory + rows * stride + first};
 }
 
-// Merges results over the next split into those over the splits before it. Where a row saw nothing in
-// one of them, the other stays as it is, to the bit.
+// Merges the results over the next split into those over the splits before it. If a row saw nothing in
+// one of them, the other stays the same, to the bit.
 static void merge_results(Results into, Results next, int64_t rows, int64_t stride) {
     for (int64_t first = 0; first < rows; first += LANES) {
         const Floats before = load(into.most + first), after = load(next.most + first);
@@ -552,7 +549,7 @@ static void merge_results(Results into, Results next, int64_t rows, int64_t stri
     }
 }
 
-// Writes the output of rows from `first` on, of which `all` has the results.
+// Writes the output of rows from `first` on, whose results are in `all`.
 static void write_rows(const Pass *pass, const Span *span, int64_t head, int64_t first, int64_t count,
                        Results all) {
     const Layer *layer = &pass->layer;
@@ -580,7 +577,7 @@ static void prepare_rows(const Pass *pass, const Span *const *spans, int64_t hea
     const Layer *layer = &pass->layer;
     const int64_t group = layer->heads / layer->kv_heads, size = layer->size;
     rows->rows = count, rows->padded = padded_size(size), rows->stride = result_stride(rows->padded);
-    // Prefetching: one token behind 1,000 takes 144 us instead of 169 with float16 (32 heads of 64 over 4,
+    // With prefetching, one token after 1,000 takes 144 us instead of 169 with float16 (32 heads of 64 over 4,
     // one thread, AMD EPYC); with float32 it took longer.
     rows->prefetched = pass->type == KV_FLOAT32 ? 0 : LANES * element_bytes(pass->type);
     const float scale = layer->scale / (pass->type == KV_INT8 ? (float)transformed(size) : 1.0f);
@@ -601,8 +598,8 @@ static void prepare_rows(const Pass *pass, const Span *const *spans, int64_t hea
     if (pass->type == KV_INT8) round_queries(rows, size);
 }
 
-// Computes the results over one split. Rows that see nothing of it keep sums of -0: added to any number
-// it leaves the number as it is.
+// Computes the results over one split. Rows that see nothing of it keep sums of -0, which changes no number
+// to which it is added.
 static void see_split(const Pass *pass, const Span *span, int64_t head, Rows *rows, int64_t split,
                       Results results) {
     const int64_t count = rows->rows, first = rows->from[0], last = rows->to[count - 1];

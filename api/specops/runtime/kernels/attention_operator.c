@@ -2,24 +2,24 @@
 //
 //   specops.Attention(query, key, value, spans, block_tables, cache, cos, sin, q_norm, k_norm,
 //                     long_cos, long_sin, v_norm) -> float32 [..., T, num_heads * head_size]
-//   query         float32 [..., T, num_heads * head_size]; without `key` and `value` it has these as
-//                 well, behind each other: [..., T, (num_heads + 2 * kv_num_heads) * head_size], or
+//   query         float32 [..., T, num_heads * head_size]; without `key` and `value` it contains these,
+//                 too, one after the other: [..., T, (num_heads + 2 * kv_num_heads) * head_size], or
 //                 else the layer reads the keys and values that an earlier node of `layer` wrote
 //   key, value    float32 [..., T, kv_num_heads * head_size], optional
 //   spans         int64 [S, 3]: slot, first position, number of tokens; their tokens are the T
 //   block_tables  int64 [slots, max_blocks]: number of the cache's block for each 64 positions
 //   cache         int64 [4]: address, number of blocks, bytes of a block, type of elements
-//   cos, sin      float32 [positions, rotated / 2], optional; or cos alone, frequencies [rotated / 2],
-//                 of which the kernel computes cosines and sines, times rotary_factor
+//   cos, sin      float32 [positions, rotated / 2], optional; or only cos, frequencies [rotated / 2],
+//                 from which the kernel computes cosines and sines, times rotary_factor
 //   q_norm, k_norm, v_norm  float32 [head_size], optional
 //   long_cos, long_sin  as cos and sin, optional: they replace them for all positions if the slots
 //                 have room for more positions than cos and sin have, or than rotary_within
 //   attributes: kv_num_heads and head_size, lists with a number for each layer of the cache; layer, the
-//   place in them; num_heads, rotary_interleaved, rotary_factor, rotary_within, window, scale, softcap,
+//   index into them; num_heads, rotary_interleaved, rotary_factor, rotary_within, window, scale, softcap,
 //   epsilon; see attention.h
 //
 // The operator gets the cache's address, so ONNX Runtime binds and copies nothing per layer. The
-// address must come from the engine: do not load a stranger's graph that has this operator.
+// address must come from the engine: do not load an untrusted graph with this operator.
 
 #include "attention.h"
 #include "operators.h"
@@ -42,7 +42,7 @@ typedef struct {
     int64_t tokens;
 } Arguments;
 
-// Finds the layer's place in a block of a cache of layers with these heads and sizes.
+// Finds the layer's offset in a block of a cache of layers with these heads and sizes.
 static const char *place(Layer *layer, int64_t number, int64_t layers, const int64_t *kv_heads,
                          const int64_t *sizes) {
     if (number < 0 || number >= layers) return "Attention: layer is not one of the cache's";
@@ -100,7 +100,7 @@ OrtStatus *create_attention(const OrtCustomOp *op, const OrtApi *given, const Or
     return keep(&self, sizeof self, out);
 }
 
-// Queries, keys and values: three tensors or one.
+// Reads queries, keys and values from three tensors or one.
 static const char *read_projections(Arguments *arguments) {
     const Tensor *inputs = arguments->inputs, *query = inputs + QUERY;
     Pass *pass = &arguments->pass;
@@ -134,7 +134,7 @@ static const char *read_projections(Arguments *arguments) {
     return NULL;
 }
 
-// The choice depends on the room of the slots, not on their tokens, so a token's key does not depend
+// The choice depends on the capacity of the slots, not on their tokens, so a token's key does not depend
 // on later tokens.
 static void choose_tables(Tensor *inputs, const Layer *layer) {
     const Tensor *blocks = inputs + TABLES, *cos = inputs + COS;

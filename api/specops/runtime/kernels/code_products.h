@@ -2,10 +2,10 @@
 //
 //   out[row][column] = start[row] + sum over k of x[row][k] * bytes[k][column]
 //
-// Bytes are unsigned and lie in fours: [k / 4][column][4]. A row's numbers are what the processor's
-// instruction multiplies four bytes by: a word with four of 8 bits, or two with pairs of 16, the first and
-// third number, and `odd` words behind it the others. All sums fit into 32 bits, so they are the same in any
-// order and on every processor. Tiles are as large as the registers allow.
+// Bytes are unsigned and in groups of four: [k / 4][column][4]. A row's numbers are in the form that the
+// processor's instruction multiplies by four bytes: a word with four of 8 bits, or two with pairs of 16, the
+// first and third number, and `odd` words after it the others. All sums fit into 32 bits, so they are the same
+// in any order and on every processor. Tiles are as large as the registers allow.
 
 #ifndef SPECOPS_CODE_PRODUCTS_H
 #define SPECOPS_CODE_PRODUCTS_H
@@ -40,7 +40,7 @@ enum { BYTEWISE = 0, CODE_ROWS = 4, CODE_PARTS = 1 };
 
 // Columns of a register, and words of 32 bits for four numbers of a row.
 enum { PART = CODE_REGISTER / 4, WORDS = BYTEWISE ? 1 : 2 };
-// What is added to codes of the cache, and what NEON's signed products see of that.
+// The number added to codes of the cache, and the part of it that NEON's signed products see.
 enum { RAISED = 128 };
 #if defined(__ARM_FEATURE_DOTPROD)
 enum { SEEN_RAISED = 0 };
@@ -53,7 +53,7 @@ typedef uint8_t PartBytes __attribute__((vector_size(CODE_REGISTER)));
 typedef uint16_t PartPairs __attribute__((vector_size(CODE_REGISTER)));
 typedef int32_t PartAt __attribute__((vector_size(CODE_REGISTER), aligned(1), may_alias));
 
-// Four bytes of each column, as they are multiplied: pairs have the even bytes and the odd ones.
+// Four bytes of each column, in the form for multiplication: pairs have the even and the odd bytes.
 typedef struct {
     Part even, odd;
 } Fours;
@@ -98,8 +98,8 @@ INLINE Part add_dots(Part sums, Fours fours, const int32_t *x, int64_t to_odd) {
 #endif
 }
 
-// `bytes` are those of some blocks, each of so many fours of k; `step` bytes lie between fours. Meanwhile the
-// product prefetches as many bytes of `ahead`. Strides count words.
+// `bytes` are those of some blocks, each with a number of fours of k; `step` bytes are between fours. Meanwhile
+// the product prefetches as many bytes of `ahead`. Strides count words.
 typedef struct {
     int32_t *out;
     const int32_t *starts, *x;
@@ -107,7 +107,7 @@ typedef struct {
     int64_t out_stride, x_stride, odd, blocks, fours, step;
 } CodeProduct;
 
-// Prefetches `lines` lines of those that lie ahead of each four, from number `line` on.
+// Prefetches `lines` lines ahead of each four, from number `line` on.
 INLINE void code_tile(const int rows, const int parts, const CodeProduct *p, int64_t row, int64_t part,
                       int64_t line, int64_t lines) {
     Part sums[CODE_ROWS][CODE_PARTS];
@@ -156,7 +156,7 @@ static __attribute__((noinline)) void multiply_codes(const CodeProduct *p, int64
     }
 }
 
-// Writes sixteen numbers of a row, which fit into the instruction's, as its words.
+// Writes sixteen numbers of a row, which the instruction can take, as its words.
 INLINE void to_words(int32_t *words, int64_t to_odd, Ints numbers) {
     if (BYTEWISE) *(CodesAt *)words = __builtin_convertvector(numbers, Codes);
     else {

@@ -1,11 +1,11 @@
 // The operator that looks up rows of a table of weights, for embeddings.
 //
 //   specops.QuantizedGather(ids, table) -> rows
-//   ids       int64 [...], up to 7 dimensions; negative ones count from the end, as Gather's
+//   ids       int64 [...], up to 7 dimensions; negative ones count from the end, as in Gather
 //   table     uint8: a GGUF's rows [N, bytes of a row], or tiles [bytes]
-//   rows      float32 [..., K]: scale * (code - middle), minus or plus an offset; only that last sum is
-//             rounded, so they are the numbers of ggml's own dequantization. Scales in float32 round
-//             their product instead.
+//   rows      float32 [..., K]: scale * (code - middle), minus or plus an offset; only the last sum is
+//             rounded, so they equal the results of ggml's dequantization. With scales in float32, the
+//             product is rounded instead.
 //   attributes: N, K, type, block_size; tiled (0 or 1); see tiles.h
 
 #include "operators.h"
@@ -14,7 +14,7 @@
 #include <stdlib.h>
 
 enum { IDS, TABLE, INPUTS };
-enum { MAX_ROWS = 16 };  // of a thread's job
+enum { MAX_ROWS = 16 };  // per job of a thread
 
 typedef struct {
     int64_t columns, depth, type, block, tiled;

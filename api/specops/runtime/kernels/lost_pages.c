@@ -1,5 +1,5 @@
-// One log line when a mapped file has become shorter, or its disk fails: reading such a page is SIGBUS, which
-// ends the process. The handler may only call what POSIX lists as async-signal-safe.
+// Logs one line when a mapped file was truncated or its disk fails: reading such a page raises SIGBUS, which
+// ends the process. The handler may only call functions that POSIX lists as async-signal-safe.
 
 #define _XOPEN_SOURCE 700
 
@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 typedef struct {
-    char text[9216];  // of a path of 4,096 letters that all need an escape
+    char text[9216];  // enough for a path of 4,096 letters that all need an escape
     size_t length;
 } Line;
 
@@ -24,7 +24,7 @@ static void add_text(Line *line, const char *text) {
     while (*text) add(line, *text++);
 }
 
-// As a string of JSON has it; Linux writes the end of a line in a path as \012.
+// Escapes text for a JSON string; Linux writes the end of a line in a path as \012.
 static void add_escaped(Line *line, const char *text) {
     for (; *text; text++) {
         if (*text == '"' || *text == '\\') add(line, '\\');
@@ -37,8 +37,8 @@ static void add_number(Line *line, int64_t number, int digits) {
     add(line, (char)('0' + number % 10));
 }
 
-// The time as Python's log lines have it. Days to a date: Hinnant, "chrono-Compatible Low-Level Date
-// Algorithms".
+// Adds the time in the format of Python's log lines. Days to a date: Hinnant, "chrono-Compatible Low-Level
+// Date Algorithms".
 static void add_time(Line *line) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
@@ -66,7 +66,7 @@ static uint64_t hexadecimal(const char **at) {
     }
 }
 
-// Adds the path of the file that is mapped at an address, from a row of /proc/self/maps:
+// Adds the path of the file mapped at an address, from a row of /proc/self/maps:
 // begin-end permissions offset device inode path.
 static int add_path(Line *line, const char *row, uint64_t address) {
     const uint64_t begin = hexadecimal(&row);

@@ -1,24 +1,24 @@
-// Cuts a product into pieces for threads.
+// Divides a product into pieces for threads.
 
 #include "matmul.h"
 
 #include <stdlib.h>
 
 // Bytes of weights that a thread takes at a time, multiplied by the groups of rows that read them: enough to
-// stream. Smaller weights are still cut into FEW pieces, so that 2 or 4 threads share them evenly: 8 tokens of
-// the demo pair take 0.89 of the time. If there are more threads, each gets the same number of pieces.
+// stream. Smaller weights are still divided into FEW pieces, so that 2 or 4 threads share them evenly: 8 tokens
+// of the demo pair take 0.89 of the time. If there are more threads, each gets the same number of pieces.
 static const int64_t PIECE = 256 << 10;
 enum { FEW = 4 };
-// Number of multiplications that are worth a thread. A core does 200 a nanosecond; while it waits for
+// Minimum number of multiplications worth a thread. A core does 200 per nanosecond; while it waits for
 // weights, it could compute READ_ROWS rows.
 static const int64_t LITTLE = 400000;
 enum { READ_ROWS = 4 };
-// Up to so many numbers, one thread activates or rounds them as fast as several that wait for each other.
+// Up to this many numbers, one thread activates or rounds as fast as several that wait for each other.
 static const int64_t ROUNDED_ALONE = 8192;
 // Bytes of activations that stay in a core's own cache while it reads weights.
 static const int64_t PANEL = 384 << 10;
-// Bytes of activations that lie on the stack. Where each product allocated them, 4 to 14 tokens of the
-// demo pair took 1.01 to 1.02 of the time (2 cores, AMD EPYC, Zen 5).
+// Bytes of activations on the stack. When each product allocated them, 4 to 14 tokens of the demo pair
+// took 1.01 to 1.02 of the time (2 cores, AMD EPYC, Zen 5).
 enum { FEW_BYTES = 64 << 10 };
 
 _Atomic int64_t sharing = 2;
@@ -71,8 +71,8 @@ typedef struct {
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Cuts rows into as few groups as the kernel can, all about as wide: each group reads the weights again, and a
-// narrow one waits for them. Where groups had 8 rows and the last one the rest, 10 and 18 to 20 tokens took
+// Divides rows into as few groups as the kernel can, of about the same width: each group reads the weights again,
+// and a narrow one waits for them. With groups of 8 rows and the rest in the last one, 10 and 18 to 20 tokens took
 // 1.02 to 1.05 of the time, and no number took less than 0.99 (512 bits; 2 cores, AMD EPYC, Zen 5).
 static void cut_rows(Job *job) {
     const MatmulKernel *kernel = job->kernel;
@@ -83,8 +83,8 @@ static void cut_rows(Job *job) {
     job->groups = (rows + job->x.width - 1) / job->x.width;
 }
 
-// Rounds a part of K of a whole group of rows: its rows share lines of memory, for which two threads would wait
-// in turns. With a row for each thread, 8 tokens of TinyLlama's shape took 17.3 ms instead of 13.5.
+// Rounds a part of K of a whole group of rows: its rows share cache lines, for which two threads would take turns.
+// With a row for each thread, 8 tokens of TinyLlama's shape took 17.3 ms instead of 13.5.
 static void quantize(void *argument, size_t index) {
     const Job *job = argument;
     const Activations *x = &job->x;
@@ -95,14 +95,14 @@ static void quantize(void *argument, size_t index) {
         job->kernel->quantize(job->input, x, first, row, (int)count, start, stop);
 }
 
-// Number of parts of K: enough for all threads, but as large as what one thread rounds alone.
+// Number of parts of K: enough for all threads, each as large as one thread rounds alone.
 static int64_t parts_of(const Job *job) {
     const int64_t wanted = (sharing + job->groups - 1) / job->groups;
     const int64_t parts = least(wanted, job->x.width * job->x.depth / ROUNDED_ALONE);
     return parts < 1 ? 1 : least(parts, job->x.blocks);
 }
 
-// Number of a segment's tiles before a piece that begins behind `bytes` bytes of all weights.
+// Number of a segment's tiles before a piece that starts at byte `bytes` of all weights.
 static inline int64_t tiles_before(const Segment *s, int64_t bytes) {
     if (bytes <= s->bytes_before) return 0;
     return least((bytes - s->bytes_before + s->size - 1) / s->size, s->tiles);
@@ -126,8 +126,8 @@ static void compute(void *argument, size_t index) {
     }
 }
 
-// Number of pieces into which the weights are cut for a panel of so many groups, or rows. Of several for
-// each thread, the busiest thread has at most 1.1 of the mean, unless one for each would not do better.
+// Number of pieces into which the weights are divided for a panel of these groups and rows. With several per
+// thread, the busiest thread has at most 1.1 of the mean, unless one per thread would be no better.
 static int64_t pieces_of(const Weights *w, int64_t groups, int64_t rows) {
     const int64_t all = w->tiles, large = w->bytes * groups / PIECE;
     const int64_t worth = w->tiles * TILE * w->depth * (rows > READ_ROWS ? rows : READ_ROWS) / LITTLE;
@@ -139,7 +139,7 @@ static int64_t pieces_of(const Weights *w, int64_t groups, int64_t rows) {
     return least(each * threads, all);
 }
 
-// The same for a panel of so many rows of one matrix. For tests.
+// The same for a panel of some rows of one matrix. For tests.
 int64_t specops_pieces(int64_t columns, int64_t depth, int64_t block, int type, int64_t rows) {
     Weights weights;
     describe_weights(&weights, depth, block, 1, &columns, (const int64_t[]){type});
@@ -154,7 +154,7 @@ int multiply(const MatmulKernel *kernel, const Weights *weights, const uint8_t *
     for (int i = 0; i < weights->kinds; i++) numbers += weights->terms[i].halves;
     const int64_t bytes = pitch + numbers * blocks * (int64_t)sizeof(float);
     if (rows > INT64_MAX / bytes - step) return -1;
-    const int64_t places = (rows + step - 1) / step * step;  // a kernel may read codes behind the last row
+    const int64_t places = (rows + step - 1) / step * step;  // a kernel may read codes after the last row
     _Alignas(LINE) char few[FEW_BYTES];
     char *memory = places * bytes <= FEW_BYTES ? few : malloc((size_t)(places * bytes));
     if (!memory) return -1;

@@ -1,12 +1,12 @@
 // Products of activations and blockwise quantized weights: a model spends most of its time here.
 //
-// tiles.h describes how weights lie in memory and the arithmetic: which steps are exact, and in what
-// order the others are rounded. Activations are rounded to 8 bits, with one scale per row and block, as
-// MatMulNBits does with accuracy_level 4. Products within a block are exact integers and blocks are added
-// in order. Float products are rounded before they are added, which every processor can do. So a row's
-// result depends neither on the rows beside it nor on the processor.
+// tiles.h describes the layout of weights and the arithmetic: which steps are exact, and in what order the
+// others are rounded. Activations are rounded to 8 bits, with one scale per row and block, as MatMulNBits
+// does with accuracy_level 4. Products within a block are exact integers, and blocks are added in order.
+// Float products are rounded before they are added, which every processor can do. So a row's result
+// depends neither on other rows nor on the processor.
 //
-// One product may have several matrices of the same input, its segments, each with its own type of
+// One product may have several matrices with the same input, its segments, each with its own type of
 // weights: a model's query, key and value, or its gate and up projection.
 
 #ifndef SPECOPS_MATMUL_H
@@ -23,9 +23,9 @@ enum { MAX_SEGMENTS = 8 };
 enum { AS_IT_IS, NORM, LAYER_NORM, GELU, SILU_GATE, GELU_GATE, OUTPUT_GATE, SOFT_CAP };
 #define TINY 1e-30f  // 127 / x overflows below it, so a block of smaller numbers is zeros
 
-// What kernels need of the sums of activations' codes, by the weights' form; a number a block, or two,
+// The sums of activations' codes that kernels need, by the weights' form; one number a block, or two,
 // for its first and last 16, if weights have a scale for each 16.
-//   STARTS  no offsets: the sums of products begin with -middle * sum
+//   STARTS  no offsets: the sums of products start with -middle * sum
 //   SUMS    zero points, or minima for each 16: sum
 //   SCALED  offsets: the activations' scale * sum
 enum { STARTS, SUMS, SCALED };
@@ -35,7 +35,7 @@ typedef union {
 } Term;
 typedef struct {
     int kind, halves;     // halves: 1 or 2 numbers a block
-    int middle, lowered;  // for STARTS; `lowered`: what a kernel with signed numbers has subtracted already
+    int middle, lowered;  // for STARTS; `lowered`: the number that a kernel with signed numbers has subtracted
     Term *at;
 } Terms;
 
@@ -48,7 +48,7 @@ typedef struct {
     int terms;            // which of the product's terms it needs
 } Segment;
 
-// The weights of a product: the segments' tiles lie one behind the other.
+// The weights of a product, with the segments' tiles one after the other.
 typedef struct {
     int64_t depth, block, blocks;   // K, cut into blocks
     int64_t columns, tiles, bytes;  // of all segments
@@ -57,7 +57,7 @@ typedef struct {
     Terms terms[MAX_SEGMENTS];
 } Weights;
 
-// Fills the weights' description. Returns what is wrong with it; NULL: nothing.
+// Fills in the weights' description. Returns an error message; NULL: no error.
 const char *describe_weights(Weights *weights, int64_t depth, int64_t block, int64_t count,
                              const int64_t *columns, const int64_t *types);
 
@@ -80,8 +80,8 @@ typedef struct {
     float *sum, *activated;
 } Input;
 
-// Rows of activations in 8 bits; K is padded to whole blocks with zeros. Rows come in groups of `width`
-// rows; the last one has the rest. A group of n rows from row `first` on has
+// Rows of activations in 8 bits; K is padded to whole blocks with zeros. Rows are in groups of `width`
+// rows; the last group has the rest. A group of n rows from row `first` on has
 //   codes   [K / 4][n][4] from first * pitch on, in the order in which a kernel reads them; see `bytes`
 //   scales  [blocks][n] from first * blocks on
 //   terms   [blocks][halves][n] from first * blocks * halves on, of each kind that segments need
@@ -95,9 +95,9 @@ typedef struct {
     Terms terms[MAX_SEGMENTS];
 } Activations;
 
-// A piece of a product: `tiles` tiles of a segment, side by side, for some rows. `weights`, `bias`, which
-// may be NULL, and `y` begin at the first of these tiles, `y` also at row `first`, with which a group
-// begins; a row of `y` has `stride` numbers. The segment has `columns` columns from there on.
+// A piece of a product: `tiles` adjacent tiles of a segment, for some rows. `weights`, `bias` (which may be
+// NULL) and `y` start at the first of these tiles, `y` also at row `first`, the first of a group; a row of
+// `y` has `stride` numbers. The segment has `columns` columns from there on.
 typedef struct {
     const Segment *segment;
     const uint8_t *weights;
@@ -110,27 +110,27 @@ typedef struct {
 
 // The kernel for one kind of processor.
 typedef struct {
-    int64_t once;  // from so many rows on, weights are unpacked once for all groups
+    int64_t once;  // minimum number of rows for which weights are unpacked once for all groups
     int group;     // rows of a group then
     int most;      // rows of a group otherwise
-    int step;      // that has a multiple of so many rows, or `most`
+    int step;      // ... which has a multiple of this number, or `most`
     int bytes;     // of a code of activations: 1, or more if the kernel stores it in another form
-    // Whether codes of 8 bits, and numbers of tables, are multiplied as signed numbers: less 128, or less
+    // Whether codes of 8 bits, and numbers of tables, are multiplied as signed numbers: minus 128, or minus
     // the table's middle.
     int is_signed;
     // Computes a row of the input into `activated`; not for AS_IT_IS.
     void (*activate)(const Input *input, int64_t row, int64_t depth);
-    // Computes blocks `start` to `stop` of row `first + row` of the input and rounds them; `first` begins a
-    // group of `count` rows.
+    // Computes blocks `start` to `stop` of row `first + row` of the input and rounds them; `first` is the
+    // first row of a group of `count` rows.
     void (*quantize)(const Input *input, const Activations *x, int64_t first, int row, int count,
                      int64_t start, int64_t stop);
     void (*piece)(const Piece *piece);
 } MatmulKernel;
 
-// Numbers that a block of a form adds to a row's total: one, or one for each 16 of K.
+// Number of terms that a block of a form adds to a row's total: one, or one for each 16 of K.
 static inline int halves_of(const Form f) { return f.scales >= SIXTEEN ? 2 : 1; }
 
-// What a kernel with signed numbers subtracts from codes of 8 bits and from a table's numbers.
+// The number that a kernel with signed numbers subtracts from codes of 8 bits and from a table's numbers.
 static inline int lowered_by(const Form f) { return f.low == 8 ? 128 : f.table ? f.middle : 0; }
 
 extern const MatmulKernel MATMUL_PLAIN, MATMUL_AVX2, MATMUL_AVX512, MATMUL_VNNI256, MATMUL_VNNI512;

@@ -1,13 +1,13 @@
-// Kernel that multiplies four bytes by four and adds the products to a sum of 32 bits: by one instruction
-// of VNNI, of 512 or 256 bits, of NEON's dot products or its products of matrices (i8mm); on other
-// processors, as plain C with one instruction for x86-64 and two for arm64 that all of them have: products
-// of 16 bits. setup.py compiles this file once for each; plain C is the reference for all other kernels.
+// Kernel that multiplies four bytes by four and adds the products to a sum of 32 bits: with one instruction
+// of VNNI (512 or 256 bits), of NEON's dot products, or of its products of matrices (i8mm); on other
+// processors, with plain C and products of 16 bits, by one instruction of every x86-64 or two of every arm64.
+// setup.py compiles this file once for each; plain C is the reference for all other kernels.
 
 #include <stdint.h>
 
-// A register has 4, 8 or 16 columns, so a tile's 16 columns take PARTS registers. Each addition waits for the one
-// before it, so few rows have several CHAINS of sums each. The sums of MOST rows fit into the registers;
-// SMALL_GROUPS, a number for tests' programs, compiles less. TOGETHER: parts that rows compute at once.
+// A register has 4, 8 or 16 columns, so a tile's 16 columns take PARTS registers. Each addition waits for the
+// previous one, so few rows have several CHAINS of sums each. The sums of MOST rows fit into the registers;
+// SMALL_GROUPS, a number for tests' programs, compiles less. TOGETHER: number of parts that rows compute at once.
 #if defined(SMALL_GROUPS)
 #define ROWS_UP_TO(COUNT) SMALL_GROUPS
 #else
@@ -50,17 +50,15 @@ typedef int32_t Columns __attribute__((vector_size(REGISTER)));
 
 typedef int16_t Pairs __attribute__((vector_size(REGISTER)));
 
-// Four codes of activations, k to k + 3, in the form in which registers are multiplied: k and k + 2 for
-// each column, then k + 1 and k + 3. They are stored in this form: making it for each tile again took a
-// quarter of the time.
+// Four codes of activations, k to k + 3, in the form for multiplying registers: k and k + 2 for each column, then k
+// + 1 and k + 3. They are stored in this form: converting them again for each tile took a quarter of the time.
 typedef struct {
     Pairs even, odd;
 } Word;
 
 enum { BYTES = sizeof(Word) / 4 };
 
-// On arm64 the two products of a pair have a lane each until `finished`: two columns in `first` and two
-// in `last`.
+// On arm64 the two products of a pair have a lane each until `finished`: two columns in `first` and two in `last`.
 #if defined(__aarch64__)
 typedef struct { int32x4_t first, last; } Sums;
 INLINE Sums sums_from(int32_t start) { return (Sums){{start, 0, start, 0}, {start, 0, start, 0}}; }
@@ -207,7 +205,7 @@ INLINE void multiply_block(const Planes p, const int count, Bytes table, int64_t
                         for (int part = 0; part < together; part++)
                             two_rows(&sums[row][one][part], &sums[row + 1][one][part], n[part],
                                      x + row * WORD, count * WORD);
-                    // All first products, then all second ones: a row's second waits for its first.
+                    // First all first products, then all second ones: a row's second waits for its first.
                     for (int row = paired; row < count; row++)
                         for (int part = 0; part < together; part++)
                             sums[row][one][part] = dot(sums[row][one][part], n[part].before, x + row * WORD);

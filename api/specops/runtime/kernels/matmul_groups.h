@@ -1,13 +1,13 @@
 // Defines `piece` for a kernel: the loops over tiles, groups of rows and blocks. The kernel includes this
-// file behind its MOST, BYTES, LOWERED and
+// file after its MOST, BYTES, LOWERED and
 //
 //   multiply_block(planes, count, table, units, at, starts, dots)
 //
-// which computes a block's sums of products for `count` rows: `at` has the block's codes, `units` units of 32
-// of K, and those of activations, and is moved behind them; `starts` [halves][count] is what the sums begin
-// with if terms are STARTS; `dots` [halves][count] gets the sums. Planes and numbers of rows are constants,
-// so that the compiler unrolls the loops over rows. A kernel that unpacks weights once for many rows defines
-// ONCE, the number of rows from which on it does, GROUP, PASS, HELD and unpack_unit, too.
+// which computes a block's sums of products for `count` rows: `at` points to the block's codes, `units` units
+// of 32 of K, and to those of activations, and is moved past them; `starts` [halves][count] are the initial
+// sums if terms are STARTS; `dots` [halves][count] gets the sums. Planes and numbers of rows are constants, so
+// that the compiler unrolls the loops over rows. A kernel that unpacks weights once for many rows also defines
+// ONCE, the minimum number of rows for that, GROUP, PASS, HELD and unpack_unit.
 
 #ifndef SPECOPS_MATMUL_GROUPS_H
 #define SPECOPS_MATMUL_GROUPS_H
@@ -44,7 +44,7 @@ INLINE void tile(const Planes planes, const int count, const Piece *piece, Bytes
 
 #if defined(ONCE)
 // A tile for up to PASS rows in groups of GROUP: the codes of HELD of K are unpacked once for all of them.
-// Prompts took 1.1 to 1.25 times as long where each group unpacked for itself (AVX2; AMD EPYC, Zen 5).
+// Prompts took 1.1 to 1.25 times as long when each group unpacked separately (AVX2; AMD EPYC, Zen 5).
 INLINE void pass(const Planes packed, const Piece *piece, Bytes table, const uint8_t *weights, int64_t first,
                  int64_t rows, const float *bias, float *y, int columns) {
     const Activations *x = piece->x;

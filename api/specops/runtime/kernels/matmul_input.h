@@ -1,9 +1,9 @@
-// The input of a product: as it is, normalized, activated or gated, then rounded to codes of 8 bits. In
-// every decoder norms and gates stand in front of a product. Computed here, they need no memory and no
-// operator of their own, whose call costs a small model more than its arithmetic. A norm that no product
-// reads is an operator (norm_operator.c), which uses this file, too.
+// The input of a product: unchanged, normalized, activated or gated, then rounded to codes of 8 bits. In
+// every decoder, norms and gates precede a product. Computed here, they need no memory and no separate
+// operator, whose call costs a small model more than its arithmetic. A norm that no product reads is an
+// operator (norm_operator.c), which uses this file, too.
 //
-// Each row is computed by itself: sums run over lanes of 16 numbers, in order.
+// Each row is computed separately: sums run over lanes of 16 numbers, in order.
 
 #ifndef SPECOPS_MATMUL_INPUT_H
 #define SPECOPS_MATMUL_INPUT_H
@@ -11,7 +11,7 @@
 #include "matmul.h"
 #include "vectors.h"
 
-// Numbers that are computed at a time.
+// Number of values computed at a time.
 enum { CHUNK = 4 * MAX_BLOCK };
 
 INLINE Floats summed(const Input *input, int64_t at, int64_t count) {
@@ -131,7 +131,7 @@ INLINE Rounded round_block(const float *x, int64_t size, int64_t block, int8_t *
     Floats most = {0}, not_finite = {0};
     for (int64_t k = 0; k < block; k += LANES) {
         most = larger(magnitude(load(x + k)), most);
-        // 0, or NaN if a number is infinite or NaN: that must reach the result.
+        // 0, or NaN if a number is infinite or NaN, which must reach the result.
         not_finite += load(x + k) * 0.0f;
     }
     const float highest = largest(most) + total(not_finite);

@@ -1,6 +1,5 @@
-// What all kernels of products share: unpacking the planes of codes, reading scales, and adding a block's
-// products to the totals of rows. It is written with the compiler's vectors, so each rounding is the same
-// by construction.
+// Shared by all product kernels: unpacks the planes of codes, reads scales, and adds a block's products to the
+// totals of rows. It is written with the compiler's vectors, so each rounding is the same by construction.
 
 #ifndef SPECOPS_MATMUL_KERNEL_H
 #define SPECOPS_MATMUL_KERNEL_H
@@ -21,15 +20,15 @@
 
 // -- codes -----------------------------------------------------------------------------------------
 
-// What a kernel's code depends on, as constants: the planes of a form, whether it has a table, the kind of its
+// The constants on which a kernel's code depends: the planes of a form, whether it has a table, the kind of its
 // terms, and whether the codes have been unpacked: a line for each 4 of K. Weights with a plane of twos have a
 // scale for each 16 of K, and blocks of 32.
 typedef struct {
     int low, twos, ones, table, kind, unpacked;
 } Planes;
 
-// DO(LOW, TWOS, ONES, TABLE, KIND) for each combination that a type has, and a key of it. Kinds as constants
-// save the kernels a tenth of the time of one token from the cache; forms of scales would save nothing more.
+// DO(LOW, TWOS, ONES, TABLE, KIND) for each combination that a type has, and its key. Kinds as constants save
+// the kernels a tenth of the time of one token from the cache; forms of scales would save nothing more.
 #define EACH_PLANES(DO)                                                                   \
     DO(4, 0, 0, 0, STARTS) DO(4, 0, 0, 0, SUMS) DO(4, 0, 0, 0, SCALED) DO(4, 0, 0, 1, STARTS) \
     DO(4, 0, 1, 0, STARTS) DO(4, 0, 1, 0, SCALED) DO(8, 0, 0, 0, STARTS) DO(8, 0, 0, 0, SUMS) \
@@ -41,15 +40,15 @@ static inline int planes_key(const Form *f, int kind) {
     return PLANES_KEY(f->low, f->twos, f->ones, f->table != NO_TABLE, kind);
 }
 
-// A kernel defines REGISTER, the bytes of its registers, before it includes this file, and LOWERED: what it
-// subtracts from numbers of 8 bits.
+// Before it includes this file, a kernel defines REGISTER, the bytes of its registers, and LOWERED, the number
+// that it subtracts from numbers of 8 bits.
 typedef uint8_t Bytes __attribute__((vector_size(REGISTER)));
 typedef uint16_t BytePairs __attribute__((vector_size(REGISTER)));
 typedef uint8_t BytesAt __attribute__((vector_size(REGISTER), aligned(1), may_alias));
 
 INLINE Bytes bytes_at(const uint8_t *from) { return *(const BytesAt *)from; }
 
-// The table's numbers in each 16 bytes of a register, less their middle if the kernel's numbers are signed.
+// The table's numbers in each 16 bytes of a register, minus their middle if the kernel's numbers are signed.
 INLINE Bytes table_of(const Form f) {
     const uint8_t *numbers = numbers_of_table(f.table);
     Bytes spread;
@@ -84,7 +83,7 @@ INLINE Bytes moved(Bytes bytes, const int count, const int from, const int to) {
 }
 
 // Numbers 8 step to 8 step + 7 of K of a unit, for a register's columns: the first four and the others.
-// `unit` begins at the register's part of the unit's first line.
+// `unit` points to the register's part of the unit's first line.
 typedef struct {
     Bytes before, after;
 } Numbers;
@@ -162,14 +161,14 @@ INLINE Header header_at(const Form *form, const uint8_t *at, int64_t blocks) {
     return h;
 }
 
-// What a block's columns add, beside their codes: scales and offsets or minima, two of each if there is one for
-// each 16 of K; zero points; and what the products of unpacked numbers lack.
+// The factors of a block's columns: scales and offsets or minima, two of each if there is one for each 16 of K;
+// zero points; and the part that the products of unpacked numbers lack.
 typedef struct {
     Floats scales[2], offsets[2];
     Ints zero, missing;
 } Factors;
 
-// Those of block `b` of a group.
+// The factors of block `b` of a group.
 INLINE Factors factors_of(const Planes p, const int form, const Header *h, int64_t b) {
     const uint8_t *const at = h->at, *bytes = at + (p.twos ? 64 + 32 * b : 16 * b);
     const int kind = p.kind;
@@ -245,18 +244,18 @@ INLINE void put_rows(int64_t stride, const int count, const Floats *totals, cons
         store_first(y + row * stride, columns, bias ? totals[row] + added : totals[row]);
 }
 
-// How far ahead weights are prefetched, in bytes: a processor by itself reads ahead within a page only, and
-// tiles are short. Activations of several rows evict lines that came too early from the first cache. Behind
-// the last tile lie the next product's weights, or a prefetch does nothing.
+// How far ahead weights are prefetched, in bytes: a processor's own prefetcher stays within a page, and tiles are
+// short. Activations of several rows evict lines that come too early from the first-level cache. After the last
+// tile come the next product's weights, or a prefetch does nothing.
 INLINE int64_t distance_of(const int rows) { return rows == 1 ? 8192 : 6144; }
 
-// Where a kernel reads: codes of weights and of activations. Lines are prefetched in the order in which they lie,
-// from `ahead` on, as many at each step as it reads on average. Out of order, headers' lines cost one token 1.46
-// of the time with Q4_1, 1.14 with Q6_K, 1.05 with Q4_K (AMD EPYC, Zen 5).
+// Where a kernel reads: codes of weights and of activations. Lines are prefetched in memory order, from `ahead` on,
+// at each step as many as it reads on average. With headers' lines out of order, one token took 1.46 of the time
+// with Q4_1, 1.14 with Q6_K, 1.05 with Q4_K (AMD EPYC, Zen 5).
 typedef struct {
     const uint8_t *weights, *ahead;
     const int8_t *codes;
-    const Ints *missing;  // of unpacked numbers with signs: what the sums begin with
+    const Ints *missing;  // for unpacked numbers with signs: the initial sums
 } Cursor;
 
 INLINE void prefetch_lines(Cursor *at, const int count) {

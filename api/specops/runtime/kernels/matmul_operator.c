@@ -2,12 +2,12 @@
 //
 //   specops.QuantizedMatMul(x, tiles, bias, norm, residual, shift) -> y [, sum, activated]
 //   x         float32 [..., K], or [..., 2 K] for a gate
-//   tiles     uint8 [bytes], the tiles of all segments one behind the other
+//   tiles     uint8 [bytes], the tiles of all segments one after the other
 //   bias      float32 [sum of N], optional
 //   norm, residual, shift  inputs of a norm: float32 [K], as x, [K]; the last two are optional. The
 //             residual is also the gate of an output, as x
-//   y         float32 [..., sum of N], the segments' columns one behind the other
-//   sum, activated  float32 [..., K], optional: the sum of x and residual; what is multiplied
+//   y         float32 [..., sum of N], the segments' columns one after the other
+//   sum, activated  float32 [..., K], optional: the sum of x and residual; the multiplied numbers
 //   attributes: N and types, a number for each segment; K, block_size, bias (0 or 1), input (0 to 6),
 //   epsilon; see matmul.h and, for types, tiles.h
 

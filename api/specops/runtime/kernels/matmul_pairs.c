@@ -1,6 +1,6 @@
 // Kernel for processors with an instruction that multiplies pairs of bytes and adds them in 16 bits:
-// AVX2, and AVX-512 without VNNI. Products are added in 16 bits as long as these hold the sum, then in 32.
-// Numbers of 8 bits are signed here, and the instruction wants one side without signs: it multiplies their
+// AVX2, and AVX-512 without VNNI. Products are added in 16 bits as long as the sum fits, then in 32.
+// Numbers of 8 bits are signed here, but the instruction needs one unsigned side: it multiplies their
 // magnitudes by the activations, which take their signs. setup.py compiles this file once for each.
 
 #include <immintrin.h>
@@ -18,7 +18,7 @@ typedef __m256i Wide;
 
 #include "matmul_kernel.h"
 
-// See matmul_groups.h. Fewer than ONCE rows take longer, or as long.
+// See matmul_groups.h. For fewer than ONCE rows, unpacking once gains nothing.
 #define ONCE 16
 #if defined(SMALL_GROUPS)  // for tests' programs
 enum { MOST = SMALL_GROUPS, GROUP = MOST, PASS = 5 * GROUP };
@@ -33,7 +33,7 @@ enum { HELD = 256, PARTS = LINE / REGISTER, BYTES = 1, WORDS = UNIT / 4 };
 typedef int16_t Shorts __attribute__((vector_size(REGISTER)));
 typedef int32_t Sums __attribute__((vector_size(REGISTER)));
 
-// Keeps additions where they stand: clang would compute more products first than there are registers.
+// Keeps the order of additions: clang would compute more products first than there are registers.
 #if defined(__AVX2__)
 #define KEPT(VALUE) __asm__("" : "+v"(VALUE))
 #else
@@ -50,8 +50,8 @@ INLINE Sums add_pairs(Sums sums, Shorts pairs) {
     return sums + (Sums)WIDE(madd_epi16)((Wide)pairs, (Wide)((Shorts){0} + 1));
 }
 
-// Four numbers of each column as they are multiplied: themselves, or their magnitudes, by codes of activations
-// that take their signs. No code is -128.
+// Four numbers of each column in the form for multiplication: unchanged, or as magnitudes, with codes of
+// activations that take their signs. No code is -128.
 typedef struct {
     Bytes magnitude, number;
 } Word;
@@ -78,8 +78,8 @@ INLINE Bytes with_signs(const Planes p, Bytes x, const Word *of) {
 }
 
 // Unpacks a unit to lines of numbers, or of magnitudes and of signs, 0 or -1. Where a number is negative, codes
-// of activations are inverted bit by bit, which more of a processor's units do than turn signs. That makes x to
-// -x - 1, so the magnitudes of negative numbers are missing: a sum for each column, the same for all rows.
+// of activations are inverted bit by bit, which more units of a processor can do than flip signs. This turns x
+// into -x - 1, so the magnitudes of negative numbers are missing: a sum per column, the same for all rows.
 INLINE void unpack_unit(const Planes p, Bytes table, const uint8_t *unit, uint8_t *lines, Ints *missing) {
     typedef int8_t Signed __attribute__((vector_size(REGISTER)));
     Sums lack[PARTS];
@@ -113,7 +113,7 @@ INLINE void multiply_block(const Planes p, const int count, Bytes table, int64_t
         UNROLLED
         for (int half = 0; half < halves; half++) {
             Sums sums[MOST][PARTS];
-            for (int row = 0; row < count; row++)  // of numbers with signs starts are 0
+            for (int row = 0; row < count; row++)  // starts of numbers with signs are 0
                 for (int part = 0; part < together; part++)
                     sums[row][part] = p.unpacked && large ? ((const Sums *)at->missing)[part]
                                       : (Sums){0} + (p.kind == STARTS ? starts[half * count + row].whole : 0);

@@ -1,11 +1,11 @@
-// The operator of norms that no product reads: norms of a part's output before the residual is added
-// (Gemma 3, OLMo 2), and norms over all queries or keys of a token (OLMo 2); also of logits' soft cap (Gemma 4).
+// The operator of norms that no product reads: norms of a part's output before the residual is added (Gemma 3, OLMo
+// 2), and norms over all queries or keys of a token (OLMo 2); also of the logits' soft cap (Gemma 4).
 //
 //   specops.Norm(x, norm, residual, shift) -> activated [, sum]
 //   x         float32 [..., K]
 //   norm      float32 [K]; of a soft cap [1]
-//   residual, shift  float32 as x and [K], optional; `shift` is a layer norm's
-//   activated, sum  float32 [..., K]; `sum` is optional: the sum of x and residual, of a norm alone
+//   residual, shift  float32 as x and [K], optional; `shift` belongs to a layer norm
+//   activated, sum  float32 [..., K]; `sum` is optional and only for norms: the sum of x and residual
 //   attributes: input (1, 2 or 7), epsilon; see matmul.h
 
 #include "matmul.h"

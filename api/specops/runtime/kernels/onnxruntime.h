@@ -1,6 +1,6 @@
 // The part of ONNX Runtime's C interface that custom operators need; the Python package has no header.
-// Both structs are tables of functions. New versions only append to them; the places here are those of
-// version 24 (onnxruntime 1.24), which has all that is used here.
+// Both structs are tables of functions. New versions only append to them; the indices here are those of
+// version 24 (onnxruntime 1.24), the first with all functions that are used here.
 // https://onnxruntime.ai/docs/reference/operators/add-custom-op.html
 
 #ifndef SPECOPS_ONNXRUNTIME_H
@@ -48,7 +48,7 @@ struct OrtApi {
                                             void (*work)(void *, size_t), size_t count,
                                             size_t batches, void *argument);  // 274
     UNUSED(275, 413);
-    // Other functions allocate and free a description of the shape: a third of a microsecond each time.
+    // Other functions allocate and free a description of the shape, which takes a third of a microsecond.
     OrtStatus *(*GetTensorElementTypeAndShapeDataReference)(const OrtValue *value, int *type,
                                                             const int64_t **dimensions, size_t *count);  // 414
 };

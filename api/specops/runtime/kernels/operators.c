@@ -126,7 +126,7 @@ const char *read_kept(const Tensor *tensor, int64_t total, RecurrentState *out) 
 
 static void run(void *context, void (*work)(void *, size_t), size_t count, void *argument) {
     Call *call = context;
-    if (!call->status)  // a batch for each piece: a thread that is done takes the next one
+    if (!call->status)  // one batch per piece, so that a thread that is done takes the next one
         call->status = api->KernelContext_ParallelFor(call->context, work, count, count, argument);
 }
 

@@ -1,4 +1,4 @@
-// What the operators share: reading inputs and attributes, ONNX Runtime's threads, their tables.
+// Shared by all operators: reading inputs and attributes, ONNX Runtime's threads, their tables.
 
 #ifndef SPECOPS_OPERATORS_H
 #define SPECOPS_OPERATORS_H
@@ -32,10 +32,10 @@ typedef struct {
 
 OrtStatus *read_attributes(const OrtKernelInfo *info, const AttributeTo *attributes, size_t count);
 
-// A list of whole numbers, into `out` if they are at most `most`; `count` gets how many there are.
+// Reads a list of whole numbers into `out` if there are at most `most`; `count` gets their number.
 OrtStatus *read_list(const OrtKernelInfo *info, const char *name, int64_t most, int64_t *out, int64_t *count);
 
-// Copies what a kernel keeps of its node, `size` bytes, for ONNX Runtime to hold.
+// Copies a kernel's state, `size` bytes, for ONNX Runtime to hold.
 OrtStatus *keep(const void *state, size_t size, void **out);
 
 // The product of all dimensions but the last.
@@ -46,21 +46,21 @@ static inline int has_shape(const Tensor *tensor, size_t count, int64_t first, i
            tensor->dimensions[count - 1] == last;
 }
 
-// An output with the dimensions of `x`, but another last one; NULL if the graph does not use it.
+// An output with the dimensions of `x` but another last one; NULL if the graph does not use it.
 OrtStatus *output_of(OrtKernelContext *context, size_t index, const Tensor *x, int64_t last, float **out);
 
-// What is wrong with a norm of the last dimension of `x`; NULL: nothing. `residual` and `shift` may be
-// missing.
+// Checks a norm of the last dimension of `x`; returns an error message, or NULL. `residual` and `shift`
+// may be missing.
 const char *check_norm(const Tensor *x, const Tensor *weight, const Tensor *residual, const Tensor *shift);
 const char *check_epsilon(float epsilon);
 
-// The spans that are not empty: int64 [S, 3], one for a slot at most, of `tokens` tokens in all, into `out`
-// of MAX_SLOTS. Returns what is wrong; NULL: nothing.
+// Reads the spans that are not empty, int64 [S, 3], at most one per slot, of `tokens` tokens in all, into
+// `out` of MAX_SLOTS. Returns an error message, or NULL.
 static const int64_t MAX_POSITIONS = 1 << 30;
 const char *read_spans(const Tensor *spans, int64_t slots, int64_t tokens, Span *out, int64_t *count);
 
-// What layers keep of each slot: int64 [5], address, slots, positions of a ring, floats of a position
-// (`total` of them) and of the states. Returns what is wrong; NULL: nothing.
+// Reads the layers' memory for all slots: int64 [5], address, slots, positions of a ring, floats of a position
+// (`total` of them) and of the states. Returns an error message, or NULL.
 static const int64_t MAX_FLOATS = 1 << 24, MAX_STATES = (int64_t)1 << 34;  // of a position, a slot
 const char *read_kept(const Tensor *numbers, int64_t total, RecurrentState *out);
 
@@ -72,8 +72,8 @@ typedef struct {
 
 Threads threads_of(Call *call);
 
-// An operator: its function table, and what the functions of all operators read of it. Inputs and
-// outputs have a letter each: float32 (f), uint8 (b), int64 (i); a graph may leave out capitals.
+// An operator: its function table, and the description that the common functions read. Inputs and
+// outputs have a letter each: float32 (f), uint8 (b), int64 (i); capitals are optional.
 typedef struct {
     OrtCustomOp op;
     const char *name, *inputs, *outputs;
@@ -82,7 +82,7 @@ typedef struct {
 extern const Operator MATMUL_OPERATOR, GATHER_OPERATOR, NORM_OPERATOR, ATTENTION_OPERATOR,
     SHORT_CONV_OPERATOR, GATED_DELTA_OPERATOR, STATE_SPACE_OPERATOR;
 
-// What each operator's file defines: making a kernel of a node, and running it.
+// Each operator's file defines functions that create a kernel for a node and run it.
 typedef OrtStatus *Create(const OrtCustomOp *, const OrtApi *, const OrtKernelInfo *, void **out);
 typedef OrtStatus *Compute(void *kernel, OrtKernelContext *context);
 Create create_matmul, create_gather, create_norm, create_attention, create_short_conv,

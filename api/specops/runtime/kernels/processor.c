@@ -9,7 +9,7 @@
 #error "tiles of weights are little-endian"
 #endif
 
-// The fastest first. An entry without kernels of its own uses those of an entry that needs less.
+// Fastest first. An entry without specific kernels uses those of an entry with lower requirements.
 static const Processor ALL[] = {
 #if defined(__x86_64__)
     {"AVX512-VNNI", HAS_AVX512 | HAS_VNNI512, &MATMUL_VNNI512, &ATTENTION_VNNI512, AVX512},
@@ -28,7 +28,7 @@ enum { COUNT = sizeof ALL / sizeof *ALL };
 
 #include <cpuid.h>
 
-enum { AVX_STATE = 0x6, AVX512_STATE = 0xe6 };  // registers that the system saves
+enum { AVX_STATE = 0x6, AVX512_STATE = 0xe6 };  // registers that the system must save
 
 static inline unsigned has(unsigned bits, int bit) { return bits >> bit & 1; }
 
@@ -102,8 +102,8 @@ void use_processor(const Processor *processor) {
 // The name of the kernels for new sessions.
 const char *specops_kernel(void) { return choose_processor()->name; }
 
-// The names of the kernels that a processor with these features can run, by number, the fastest first;
-// NULL: there are no more.
+// The names of the kernels that a processor with these features can run, by number, fastest first; NULL:
+// there are no more.
 const char *specops_kernel_of(unsigned has, int number) {
     const Processor *found = from(0, has);
     while (found && number-- > 0) found = from((int)(found - ALL) + 1, has);
@@ -113,8 +113,8 @@ const char *specops_kernel_of(unsigned has, int number) {
 // Features of this processor.
 unsigned specops_features(void) { return features(); }
 
-// Makes new sessions use the kernels of that name; NULL: the fastest again. Returns 0 and changes
-// nothing if this processor cannot run such kernels. For tests.
+// Makes new sessions use the kernels of this name; NULL: the fastest again. Returns 0 and changes nothing if
+// this processor cannot run them. For tests.
 int specops_force_kernel(const char *name) {
     for (const Processor *p = from(0, features()); p; p = from((int)(p - ALL) + 1, features()))
         if (!name || !strcmp(p->name, name)) return use_processor(p), 1;

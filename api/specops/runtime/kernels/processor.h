@@ -10,7 +10,7 @@
 #include "short_conv.h"
 #include "states.h"
 
-// Features that kernels need: the processor has them and the system allows them.
+// Features that kernels need; the processor must have them and the system must allow them.
 enum {
     HAS_AVX2 = 1,       // with F16C
     HAS_AVX512 = 2,     // F, BW, DQ and VL
@@ -31,7 +31,7 @@ typedef struct {
     const StatesKernel *states;
 } Processor;
 
-// The kernels that gain nothing from instructions for bytes.
+// Kernels that do not gain from instructions for bytes.
 #define AVX512 &SAMPLING_AVX512, &QUANTIZE_AVX512, SHORT_CONV_AVX512, &STATES_AVX512
 #define AVX2 &SAMPLING_AVX2, &QUANTIZE_AVX2, SHORT_CONV_AVX2, &STATES_AVX2
 #define PLAIN &SAMPLING_PLAIN, &QUANTIZE_PLAIN, SHORT_CONV_PLAIN, &STATES_PLAIN

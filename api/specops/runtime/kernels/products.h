@@ -1,10 +1,9 @@
-// The product that attention uses for scores and for values of a cache of floats:
+// The product with which attention computes scores and values over a cache of floats:
 //
 //   out[row][lane] = out[row][lane] * factor[row] + sum over i of a[row][i] * b[i][lane]
 //
-// Each lane has its own sum, in the order of i, for any size of tile: no sum goes across lanes. Tiles are
-// as large as the processor's registers allow. A single row has wider tiles, so that memory is read line
-// after line.
+// Each lane has its own sum, in the order of i, for any size of tile: no sum goes across lanes. Tiles are as large
+// as the processor's registers allow. A single row has wider tiles, so that memory is read line after line.
 
 #ifndef SPECOPS_PRODUCTS_H
 #define SPECOPS_PRODUCTS_H
@@ -12,7 +11,7 @@
 #include "attention.h"
 #include "vectors.h"
 
-// Up to FEW_HALVES rows, converting float16 anew for each tile takes less time than writing a block of
+// Up to FEW_HALVES rows, converting float16 again for each tile takes less time than writing a block of
 // float32 that all tiles read: passes of 8 and 14 tokens of the demo pair take 0.93 and 0.96 of the time
 // with 512 bits, 0.95 and 0.96 with 256.
 #if defined(__AVX512F__)
@@ -29,9 +28,9 @@ INLINE Floats element(const int type, const void *from, int64_t index) {
     return from_halves((const uint16_t *)from + index);
 }
 
-// The number at `x` times a vector. With 512 bits each product reads the number from memory, where
+// The number at `x` times a vector. With 512 bits each product reads the number from memory, while
 // compilers would keep it in a register: 50 to 55 G instead of 43 G multiplications with additions a
-// second on a core (AMD EPYC, Zen 4; 57 G if they were fused). A chunk of 96 behind 1,000 takes 11 ms
+// second on a core (AMD EPYC, Zen 4; 57 G if they were fused). A chunk of 96 after 1,000 takes 11 ms
 // instead of 13.7 (32 heads of 64 over 4, float32, one thread).
 INLINE Floats times(const float *x, Floats values) {
 #if defined(__AVX512F__)
@@ -43,8 +42,8 @@ INLINE Floats times(const float *x, Floats values) {
 #endif
 }
 
-// `out` and `a` have strides in floats from row to row; b[i] begins at element i * step. Without factors the
-// old `out` does not count. The product prefetches `prefetched` bytes from `ahead` on for each vector of `b`.
+// `out` and `a` have strides in floats from row to row; b[i] starts at element i * step. Without factors the
+// old `out` is ignored. The product prefetches `prefetched` bytes from `ahead` on for each vector of `b`.
 typedef struct {
     float *out;
     const float *factors, *a;
@@ -88,9 +87,8 @@ INLINE int64_t vectors_of(int64_t left, int64_t most) {
     return left >= most ? most : left >= 6 ? 6 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
 }
 
-// Number of rows of the next tile. The last two tiles are about as high as each other. Heads often come
-// in threes: as one tile and not as two, 4 tokens of the demo pair behind 700 take 0.96 of the time with
-// float16 and 0.95 with 8 bits.
+// Number of rows of the next tile. The last two tiles have about the same height. Heads often come in threes: as one
+// tile instead of two, 4 tokens of the demo pair after 700 take 0.96 of the time with float16 and 0.95 with 8 bits.
 INLINE int64_t height_of_tile(int64_t left) {
     return left >= 2 * TILE_ROWS ? TILE_ROWS : left > TILE_ROWS ? (left + 1) / 2 : left;
 }

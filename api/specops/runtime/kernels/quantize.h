@@ -18,15 +18,15 @@ typedef struct {
     // half. 8 bits: to codes from 1 to 255 with the zero point 128; `zero_points` is not read.
     void (*codes)(const float *weights, int64_t blocks, int64_t block, int bits, const float *scales,
                   const float *zero_points, uint8_t *codes);
-    // Rounds the columns of a block, up to MAX_BLOCK, one after the other. Column c is rounded after
-    // feedback[c][j] times the error of each column j before it was added.
+    // Rounds the columns of a block, up to MAX_BLOCK, one after the other. Before column c is rounded,
+    // feedback[c][j] times the error of each earlier column j is added to it.
     //
     //   weights: [columns, rows].
-    //   target: [columns, rows], the weights with all that earlier blocks add.
+    //   target: [columns, rows], the weights with the additions of earlier blocks.
     //   feedback: [columns, columns].
     //   scales, zero_points: [rows].
     //   errors: [columns, rows], gets each weight minus its rounded value.
-    //   codes: gets a byte for each weight: row r's begin at r * pitch.
+    //   codes: gets a byte for each weight; those of row r start at r * pitch.
     void (*compensate)(const float *weights, const float *target, int64_t columns, int64_t rows,
                        const float *feedback, const float *scales, const float *zero_points,
                        float *errors, uint8_t *codes, int64_t pitch);

@@ -18,9 +18,9 @@ INLINE Floats within(Floats x, float low, float high) {
 
 INLINE float inverse(float scale) { return scale == 0 ? 0 : 1 / scale; }
 
-// The candidates lay the range from the smallest to the largest weight over the range of codes, middle on
-// middle, stretched by several factors. For fixed codes q, counted from the zero point, the best scale is
-// x.q / q.q and removes (x.q)^2 / q.q of the block's energy, so the candidate with the greatest quotient
+// The candidates map the range from the smallest to the largest weight to the range of codes, centre to
+// centre, stretched by several factors. For fixed codes q, counted from the zero point, the best scale is
+// x.q / q.q and removes (x.q)^2 / q.q of the block's energy, so the candidate with the largest quotient
 // wins (as in llama.cpp's `make_qx_quants`).
 INLINE void best_grid(const float *weights, int64_t vectors, const float *importance, float *scale,
                       float *zero_point) {
@@ -94,7 +94,7 @@ static void codes(const float *weights, int64_t blocks, int64_t block, int bits,
     }
 }
 
-enum { GROUP = 2 };  // vectors of rows at once: their sums do not wait for each other
+enum { GROUP = 2 };  // vectors of rows computed together: their sums do not wait for each other
 
 // A group of up to GROUP vectors of rows; the last one may have fewer lanes.
 INLINE void compensate_rows(const float *weights, const float *target, int64_t columns,

@@ -45,9 +45,8 @@ static void adjust(float *logits, const Adjustment *by) {
     }
 }
 
-// Adjusts [rows, count] logits: row r stands behind `drafted`[0] to [r - 1], places among the known tokens,
-// which count from there on. `ends` has for each row where its part of `banned` ends: tokens that must not
-// come. The counts are as before in the end.
+// Adjusts [rows, count] logits: row r follows `drafted`[0] to [r - 1], indices of known tokens, which count from
+// there on. `ends` has the end of each row's part of `banned`: forbidden tokens. The counts are restored at the end.
 void specops_adjust(float *logits, int64_t rows, int64_t count, const int32_t *banned, const int64_t *ends,
                     const int64_t *drafted, const Adjustment *by) {
     for (int64_t row = 0, next = 0; row < rows; row++, logits += count) {

@@ -1,7 +1,6 @@
 // Sampling for one kind of processor; setup.py compiles this file once for each.
 //
-// Nothing is sorted: bisection over the range of weights finds the k-th largest, or the smallest of a
-// nucleus.
+// Nothing is sorted: bisection over the range of weights finds the k-th largest, or the smallest of a nucleus.
 
 #include "sampling.h"
 #include "vectors.h"
@@ -77,8 +76,7 @@ INLINE double sum_between(const float *weights, int numbers, int64_t count, floa
     return all;
 }
 
-// Copies the weights from `low` up to below `high` to `kept`, which may be `weights` itself. Returns their
-// number.
+// Copies the weights from `low` up to below `high` to `kept`, which may be `weights` itself. Returns their number.
 static int64_t gather(const float *weights, int64_t count, float low, float high, float *kept) {
     int64_t found = 0;
     for (int64_t i = 0; i < count; i += LANES) {
@@ -89,19 +87,18 @@ static int64_t gather(const float *weights, int64_t count, float low, float high
     return found;
 }
 
-// The smallest of the largest weights that together reach `wanted`, or of which there are so many
-// (`numbers`). `above` gets the sum or number of larger ones. Weights are from 0 to 1, so they are in the
-// order of their bits. Those that matter are mostly near the top: the first cut is there, and soon few are
-// left. They lie in `space`, [count].
+// The smallest of the largest weights whose sum, or with `numbers` whose number, reaches `wanted`. `above` gets the
+// sum or number of larger ones. Weights are from 0 to 1, so their order is that of their bits. The relevant weights
+// are mostly near the top: the first cut is there, and soon few are left, which are in `space` [count].
 static float reaching(const float *weights, int numbers, int64_t count, double wanted, float *space,
                       double *above) {
-    enum { STEPS = 4 };  // after so many, weights outside of the range are dropped
+    enum { STEPS = 4 };  // then weights outside of the range are dropped
     uint32_t low = 0, high = bits_of(1) + 1, middle = bits_of(0x1p-9f);
     *above = 0;
     for (int step = 1; high - low > 1; step++) {
         const float from = of_bits(middle), to = of_bits(high);
         const double inside = numbers ? sum_between(weights, 1, count, from, to)
-                                      : sum_between(weights, 0, count, from, to);  // a loop of its own
+                                      : sum_between(weights, 0, count, from, to);  // a separate loop
         const double reached = *above + inside;
         if (reached >= wanted) low = middle;
         else high = middle, *above = reached;
@@ -121,7 +118,7 @@ static void drop_below(float *weights, int64_t count, float edge) {
     }
 }
 
-// Keeps the smallest set of largest weights with `share` of the sum; of equal ones the first stay.
+// Keeps the smallest set of largest weights with `share` of the sum; among equal weights, the first stay.
 static void keep_nucleus(float *weights, int64_t count, double share, float *space) {
     const double wanted = share * sum(weights, count);
     double held;
@@ -180,7 +177,7 @@ static int64_t draw(const float *weights, int64_t count, double uniform) {
         if (left < weights[i]) return i;
         left -= weights[i];
     }
-    while (i > 0 && !(weights[--i] > 0)) {}  // rounding: a little was left behind the last weight
+    while (i > 0 && !(weights[--i] > 0)) {}  // by rounding, a little was left after the last weight
     return i;
 }
 
@@ -244,7 +241,7 @@ static double top(const float *logits, int64_t count, int64_t wanted, int64_t *i
             lanes += exponential(some_or(logits + i, end - i, -INFINITY) - highest);
         all += total(lanes);
     }
-    // The largest so far, in order: a logit that is larger than the last of them takes its place.
+    // The largest so far, in order: a logit that is larger than the last of them replaces it.
     int64_t found = 0;
     for (int64_t i = 0; wanted && i < count; i += LANES) {
         const int64_t left = least(count - i, LANES);

@@ -1,14 +1,13 @@
-// The short convolution, over the spans of a pass: a layer of its own, gated (LFM2), or in front of a layer
-// with a recurrent state (states.h).
+// The short convolution, over the spans of a pass: a gated layer (LFM2), or the input of a layer with a
+// recurrent state (states.h).
 //
 // Each channel's inputs of the last `kernel_size` positions, times a weight each, are added to the bias
-// from the oldest to the newest. So a result depends neither on other slots' tokens, nor on the chunks of a prompt,
-// nor on threads. With gates a token has three vectors, B, C and x: the inputs are B * x, the output is the
-// sum times C. Without them the output is SiLU of the sum.
+// from the oldest to the newest. So a result depends neither on other slots' tokens, nor on the chunks of a
+// prompt, nor on threads. With gates a token has three vectors, B, C and x: the inputs are B * x, the output
+// is the sum times C. Without gates the output is SiLU of the sum.
 //
-// The inputs of a slot's last positions are kept (spans.h). A span reads the ones before its first token.
-// Nothing in the memory needs to be initialized: position 0 reads none.
-// Liquid AI, "LFM2 Technical Report" (arXiv 2511.23404).
+// The inputs of a slot's last positions are kept (spans.h). A span reads those before its first token. The memory
+// needs no initialization: position 0 reads none. Liquid AI, "LFM2 Technical Report" (arXiv 2511.23404).
 
 #ifndef SPECOPS_SHORT_CONV_H
 #define SPECOPS_SHORT_CONV_H
@@ -27,7 +26,7 @@ typedef struct {
     const Span *spans;          // NULL: sequences of `tokens` tokens from position 0 on
     int64_t count, tokens;
     RecurrentState kept;
-    int64_t first;  // this layer's place in a row of kept inputs
+    int64_t first;  // this layer's offset in a row of kept inputs
 } ConvPass;
 
 // The kernel for one kind of processor: the channels `from` up to below `to` of a span.

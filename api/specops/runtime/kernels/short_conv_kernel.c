@@ -32,7 +32,7 @@ INLINE void convolve(const ConvPass *pass, const int gated, const Span *span, in
             store(pass->out + row * pass->channels + channel, gated ? load(c + channel) * sum : silu(sum));
         }
     }
-    // After the last read: a long span writes over what its first tokens read.
+    // Only after the last read: a long span overwrites the inputs that its first tokens read.
     const int64_t ring = pass->kept.ring, stay = span->tokens < ring ? span->start : end - ring;
     for (int64_t position = stay; pass->kept.memory && position < end; position++)
         for (int64_t channel = from; channel < to; channel += LANES)

@@ -1,17 +1,17 @@
 // The operator of the short convolution, for ONNX Runtime's graphs. It checks all its inputs.
 //
 //   specops.ShortConv(x, weight, bias, spans, kept_inputs) -> float32 [..., T, channels]
-//   x            float32 [..., T, 3 * channels]: B, C and x behind each other; or [..., T, channels],
+//   x            float32 [..., T, 3 * channels]: B, C and x one after the other; or [..., T, channels],
 //                without gates
 //   weight       float32 [kernel_size, channels]
 //   bias         float32 [channels], optional
 //   spans        int64 [S, 3]: slot, first position, number of tokens; their tokens are the T
 //   kept_inputs  int64 [5]: address, number of slots, positions of a ring, floats of a position, floats
 //                of a slot's states
-//   attributes: first, total: this layer's place among the floats of a position; see short_conv.h
+//   attributes: first, total: this layer's offset in the floats of a position; see short_conv.h
 //
-// Without spans and kept_inputs each [T, ...] is a whole sequence: that is the operator in an export. The
-// address must come from the engine: it refuses exports whose operators have these inputs.
+// Without spans and kept_inputs, as in an export, each [T, ...] is a whole sequence. The address must come
+// from the engine, which refuses exports whose operators have these inputs.
 
 #include "operators.h"
 #include "processor.h"

@@ -1,5 +1,5 @@
-// The spans of a pass, and what layers keep of each slot: what operators that read other tokens of a slot
-// know of its tokens.
+// The spans of a pass, and the layers' memory for each slot: the input of operators that read a slot's earlier
+// tokens.
 
 #ifndef SPECOPS_SPANS_H
 #define SPECOPS_SPANS_H
@@ -12,11 +12,11 @@ enum { MAX_SLOTS = 1024 };
 typedef struct {
     int64_t slot, start, tokens;
     int64_t first;             // the first token's row in the pass
-    int64_t applied, num_committed;  // of layers with a recurrent state alone; see states.h
+    int64_t applied, num_committed;  // only for layers with a recurrent state; see states.h
 } Span;
 
-// What layers keep of each slot beside keys and values: recurrent states, and behind them a ring with a row
-// of inputs for each of the last positions, by position, as the KV cache keeps keys: those of rejected
+// The layers' memory for each slot in addition to keys and values: recurrent states, then a ring with a row of
+// inputs for each of the last positions, indexed by position like keys in the KV cache: those of rejected
 // tokens are overwritten later. Each layer has its own part of the states and of a row.
 typedef struct {
     float *memory;  // [slots][states + ring * total]; NULL: nothing stays

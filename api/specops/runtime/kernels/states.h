@@ -7,23 +7,22 @@
 //   state = decay * state + key * input        output = sum over rows of query * state
 //
 // The delta rule's input is rate * (value - sum over rows of key * decay * state), its keys and queries have
-// length 1, and its outputs are normed per head, then multiplied by SiLU of the gate. Mamba-2's input is
+// length 1, and its outputs are normalized per head, then multiplied by SiLU of the gate. Mamba-2's input is
 // rate * value, and skip * value is added to its outputs before they are multiplied by SiLU of the gate.
 //
-// A slot's state in memory is the one after its first `applied` tokens. What later tokens do to it (keys,
-// inputs, decays) is kept in a ring by position (spans.h), so rejecting tokens costs nothing. A pass
+// A slot's state in memory is that after its first `applied` tokens. The updates of later tokens (keys, inputs,
+// decays) are kept in a ring by position (spans.h), so rejecting tokens costs nothing. A pass
 //   1. repeats the kept updates of the positions from `applied` to below `start`,
-//   2. goes on with its own tokens, and
-//   3. leaves in memory the state after the first `num_committed` tokens, and keeps later updates.
-// So a prompt's chunk commits all of its tokens, and a request that decodes commits its first one, because
-// its draft tokens may be rejected. With applied = 0 the state counts as zeros, whatever is in memory.
+//   2. continues with its own tokens, and
+//   3. stores the state after the first `num_committed` tokens, and keeps later updates.
+// So a prompt's chunk commits all of its tokens, and a decoding request commits its first one, because its
+// draft tokens may be rejected. With applied = 0 the state counts as zeros, whatever is in memory.
 //
-// All sums have one order, and each token updates the state as it would alone. So a result depends neither
-// on other slots' tokens, nor on the chunks of a prompt, nor on rejected tokens, nor on threads. Numbers
-// smaller than 1e-15 become 0 wherever products of them might be denormal, which processors compute up to
-// a hundred times as slowly.
-// Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (arXiv 2412.06464); Dao, Gu, "Transformers are SSMs"
-// (arXiv 2405.21060).
+// All sums have one order, and each token updates the state as it would alone. So a result depends neither on other
+// slots' tokens, nor on the chunks of a prompt, nor on rejected tokens, nor on threads. Numbers smaller than 1e-15
+// become 0 wherever products of them might be denormal, which processors compute up to a hundred times more slowly.
+// Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (arXiv 2412.06464); Dao, Gu, "Transformers are SSMs" (arXiv
+// 2405.21060).
 
 #ifndef SPECOPS_STATES_H
 #define SPECOPS_STATES_H
@@ -36,11 +35,11 @@ enum { MAX_STATE_HEADS = 1024, MAX_KEY = 256, MAX_STATE = 1 << 15 };
 
 typedef struct {
     int delta;  // the gated delta rule
-    // Heads of a group share keys and queries: those behind each other, or if `tiled` each so many-th head.
-    // A key is a multiple of 16 numbers, a value of 32.
+    // Heads of a group share keys and queries: consecutive heads, or if `tiled` every `groups`-th head.
+    // A key has a multiple of 16 numbers, a value of 32.
     int64_t groups, heads, tiled, key_size, value_size;
     const float *mixed;  // [tokens][width]: keys and queries of all groups, values of all heads, ...
-    int64_t width, keys, queries, values;    // ... which begin there in a row
+    int64_t width, keys, queries, values;    // ... and their offsets in a row
     const float *gate;                       // [tokens][heads * value_size]
     const float *decays, *rates;             // [tokens][heads]: a and b; of Mamba-2 both are dt
     const float *decay, *bias, *skip, *norm; // [heads], but the norm [value_size]
@@ -49,7 +48,7 @@ typedef struct {
     const Span *spans;                       // NULL: sequences of `tokens` tokens from position 0 on
     int64_t count, tokens;
     RecurrentState kept;
-    int64_t first, state_first;  // this layer's place in a row of kept inputs, and among a slot's states
+    int64_t first, state_first;  // this layer's offset in a row of kept inputs, and in a slot's states
 } StatesPass;
 
 // Floats of a row of kept inputs: keys, inputs and decays.
@@ -63,7 +62,7 @@ static inline int64_t group_of(const StatesPass *pass, int64_t head) {
 
 // The kernels for one kind of processor.
 typedef struct {
-    // A head of a span. It keeps inputs and decays, but no keys: other heads may yet read those of before.
+    // A head of a span. It keeps inputs and decays, but no keys: other heads may still read earlier ones.
     void (*head)(const StatesPass *pass, const Span *span, int64_t head);
     void (*keep_keys)(const StatesPass *pass, const Span *span);  // when all heads are done
 } StatesKernel;

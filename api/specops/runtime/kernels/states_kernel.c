@@ -23,9 +23,9 @@ typedef struct {
     float inputs[TOKENS][COLUMNS];
 } Tile;
 
-// -- what depends on a token alone -----------------------------------------------------------------
+// -- functions of a single token -------------------------------------------------------------------
 
-// A key or a query: of length 1 for the delta rule.
+// Prepares a key or a query; for the delta rule it gets length 1.
 static void prepare_key(const StatesPass *pass, const float *from, float scale, float *to) {
     Floats squares = {0};
     for (int64_t i = 0; i < pass->key_size; i += LANES) {
@@ -68,7 +68,7 @@ static void prepare_rates(const StatesPass *pass, Tile *t, int64_t head) {
 
 // -- a part of a head's state ----------------------------------------------------------------------
 
-// An update: state = decay * state + key * input. Of every 16th position it also flushes the state. A decay
+// An update: state = decay * state + key * input. At every 16th position it also flushes the state. A decay
 // below 0.5 does so at once, so that no number becomes too small before the next such position.
 typedef struct {
     const float *key;  // NULL: none
@@ -84,13 +84,13 @@ static Update update_of(const Span *span, int64_t position, const float *key, co
 }
 
 typedef struct {
-    float *committed, *scratch;  // [WIDE][rows][LANES]: in memory, and where updates go that may not stay
+    float *committed, *scratch;  // [WIDE][rows][LANES]: in memory, and for updates that may be rejected
     float *at;            // one of them
     int64_t rows;
     Update pending;
 } Part;
 
-// Carries out an update, or reads what is behind it, row by row, or both.
+// Carries out an update, or reads the state, row by row, or both.
 INLINE void step(Part *part, const int update, const int flush, const float *key, const float *query,
                  Floats *keyed, Floats *asked) {
     const int64_t rows = part->rows;
@@ -162,7 +162,7 @@ INLINE void compute(const StatesPass *pass, const int delta, const Span *span, i
         }
         part->pending = update_of(span, t->position + i, t->keys[i], t->inputs[i], t->decays[i]);
     }
-    // The last update is carried out unless nobody will read it.
+    // The last update is carried out unless nothing will read it.
     if (part->pending.commits || t->position + t->count < span->start + span->tokens) finish_update(part);
 }
 
@@ -189,14 +189,14 @@ static void finish_outputs(const StatesPass *pass, const Tile *t, int64_t head) 
     }
 }
 
-// Keeps a tile's inputs and decays behind the committed tokens.
+// Keeps a tile's inputs and decays after the committed tokens.
 static void keep(const StatesPass *pass, const Span *span, int64_t head, int64_t column, const Tile *t) {
     const int64_t inputs = pass->groups * pass->key_size, place = head * pass->value_size + column;
     for (int64_t i = 0; i < t->count; i++) {
         if (t->position + i < span->num_committed) continue;
         float *kept = kept_inputs(&pass->kept, span->slot, t->position + i) + pass->first + inputs;
         memcpy(kept + place, t->inputs[i], sizeof t->inputs[i]);
-        if (column + COLUMNS == pass->value_size)  // each part has read the decays of before
+        if (column + COLUMNS == pass->value_size)  // all parts have read the earlier decays
             kept[pass->heads * pass->value_size + head] = t->decays[i];
     }
 }

@@ -2,9 +2,9 @@
 //
 //   specops.GatedDelta(mixed, gate, a, b, decay, bias, norm, spans, progress, kept_inputs)
 //                      -> float32 [..., T, heads * value_size]
-//   mixed   float32 [..., T, 2 * key_heads * key_size + heads * value_size]: queries, keys and values behind
-//           each other; heads of values that read the same head of keys lie behind each other, but with
-//           `tiled` (a GGUF's order) head j reads head j % key_heads
+//   mixed   float32 [..., T, 2 * key_heads * key_size + heads * value_size]: queries, keys and values one
+//           after the other; consecutive value heads read the same key head, but with `tiled` (a GGUF's
+//           order) head j reads head j % key_heads
 //   gate    float32 [..., T, heads * value_size]
 //   a, b    float32 [..., T, heads]: a token's decay is exp(decay * softplus(a + bias)), its rate sigmoid(b)
 //   decay, bias  float32 [heads]: decay is below 0
@@ -13,7 +13,7 @@
 //
 //   specops.StateSpace(mixed, gate, dt, decay, bias, skip, spans, progress, kept_inputs)
 //                      -> float32 [..., T, heads * size]
-//   mixed   float32 [..., T, heads * size + 2 * groups * state_size]: x, B and C behind each other
+//   mixed   float32 [..., T, heads * size + 2 * groups * state_size]: x, B and C one after the other
 //   gate    float32 [..., T, heads * size]
 //   dt      float32 [..., T, heads]: a token's rate is softplus(dt + bias), its decay exp(decay * rate)
 //   decay, bias, skip  float32 [heads]
@@ -21,15 +21,15 @@
 //
 // Both:
 //   spans        int64 [S, 3]: slot, first position, number of tokens; their tokens are the T
-//   progress     int64 [S, 2], of each span: number of tokens whose state is in memory, and of tokens whose
-//                state the pass leaves there
+//   progress     int64 [S, 2], for each span: numbers of tokens in the stored state before the pass and
+//                after it
 //   kept_inputs  int64 [5]: address, number of slots, positions of a ring, floats of a position, floats
 //                of a slot's states
-//   attributes: first, total: this layer's place among the floats of a position; state_first, state_total:
-//   its place among the floats of the states; see states.h
+//   attributes: first, total: this layer's offset in the floats of a position; state_first, state_total:
+//   its offset in the floats of the states; see states.h
 //
-// Without the last three inputs each [T, ...] is a whole sequence: that is the operator in an export. The
-// address must come from the engine: it refuses exports whose operators have these inputs.
+// Without the last three inputs, as in an export, each [T, ...] is a whole sequence. The address must come
+// from the engine, which refuses exports whose operators have these inputs.
 
 #include "operators.h"
 #include "processor.h"
@@ -89,7 +89,7 @@ OrtStatus *create_state_space(const OrtCustomOp *op, const OrtApi *given, const 
     return self.pass.key_size < 1 ? failure("StateSpace: state_size is below 1") : create(info, &self, out);
 }
 
-// A tensor with so many numbers for each of a pass's tokens.
+// Whether a tensor has `size` numbers for each of a pass's tokens.
 static int fits(const Tensor *tensor, int64_t rows, int64_t size) {
     return tensor->data && tensor->count > 1 && rows_of_tensor(tensor) == rows &&
            tensor->dimensions[tensor->count - 1] == size;
@@ -124,7 +124,7 @@ static const char *read_sizes(const Tensor *inputs, const Tensor *rates, const T
     return NULL;
 }
 
-// Into the spans that are not empty, which the operator has read.
+// Reads progress into the spans that are not empty, which the operator has already read.
 static const char *read_progress(const Tensor *spans, const Tensor *progress, int64_t ring, Span *out) {
     if (!has_shape(progress, 2, spans->dimensions[0], 2)) return "progress is [S, 2]";
     const int64_t *numbers = progress->data, *of = spans->data;

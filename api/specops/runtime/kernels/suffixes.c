@@ -13,11 +13,11 @@ enum { FEATURES = 6, OF_RIVALS = 0, OF_VOTES = OF_RIVALS + MATCHES * MATCHES,
        OF_POSITIONS = OF_VOTES + VOTES * VOTES, OF_SHARES = OF_POSITIONS + POSITIONS * MATCHES,
        OF_DISTANCES = OF_SHARES + SHARES * MATCHES, OF_OTHERS = OF_DISTANCES + DISTANCES,
        WEIGHTS = OF_OTHERS + 9 };
-enum { PLACES = 3, LEVELS = 12 };  // of what was chosen: where it was found, and its odds
+enum { PLACES = 3, LEVELS = 12 };  // of chosen predictions: where they were found, and their odds
 
-static const float RATE = 0.35f;       // of a weight's first step; later steps shrink with its errors
-static const float MAX_ERRORS = 400;  // steps shrink no further: learning never ends
-static const float OWN_RATE = 0.1f;    // of a request's own bias and share
+static const float RATE = 0.35f;       // learning rate of a weight at first; it shrinks with the errors
+static const float MAX_ERRORS = 400;  // then it shrinks no further, so learning never ends
+static const float OWN_RATE = 0.1f;    // learning rate of a request's own bias and share
 static const float MIN_REACH = 0.02f;  // the regression does not learn from rarer tokens
 
 struct Text {
@@ -51,7 +51,7 @@ struct Lookups {
 
 typedef struct {
     int64_t place;  // of the token that followed
-    int64_t match;  // tokens before it that agree
+    int64_t match;  // number of matching tokens before it
     double weight;  // of its vote: 4 to the power of the match
 } Found;
 
@@ -133,8 +133,8 @@ static int find(const Text *where, const int32_t *end, int64_t length, Found *fo
     return 0;
 }
 
-// The place in `history` of the token at `end`, behind the same MAX_MATCH tokens or, near the text's
-// beginning, all `length`; -1: there is none.
+// The place in `history` of the token at `end`, after the same MAX_MATCH tokens or, near the text's start,
+// all `length`; -1: there is none.
 static int64_t taught_place(const Text *history, const int32_t *end, int64_t length) {
     Found found[VISITS];
     const int count = find(history, end, length, found);
@@ -147,7 +147,7 @@ static int64_t taught_place(const Text *history, const int32_t *end, int64_t len
 
 void specops_teach(Text *history, const Lookups *lookups) {
     const Text *text = lookups->text;
-    int64_t taught = -1 - MAX_MATCH;  // end of what stands last in the history
+    int64_t taught = -1 - MAX_MATCH;  // end of the history's last part
     int64_t place = -1;                   // of the token before in the history, if that was known
     for (int64_t i = history->contexts[ORDERS - 1]; i < text->length; i++) {
         const int64_t before = place;
@@ -156,8 +156,8 @@ void specops_teach(Text *history, const Lookups *lookups) {
         place = follows ? place + 1 : taught_place(history, text->tokens + i, i);
         if (place >= 0) continue;
         if (before >= 0 && before == history->length - 1) {
-            taught = i;  // it goes on where the history ends
-        } else if (i - taught > MAX_MATCH) {  // begin with the last known tokens
+            taught = i;  // it continues where the history ends
+        } else if (i - taught > MAX_MATCH) {  // start with the last known tokens
             append(history, NO_TOKEN);
             taught = i > MAX_MATCH ? i - MAX_MATCH : 0;
         }
@@ -178,7 +178,7 @@ static int bucket(int64_t match) {
     return match <= 8 ? 7 : match <= 16 ? 8 : match < MAX_MATCH ? 9 : 10;
 }
 
-// Vote on the next token among the places that agree so far. `next` [count] are the tokens that follow;
+// Vote on the next token among the places that still match. `next` [count] are the tokens that follow;
 // `into` gets the winner's features. Returns the winner's index.
 static int vote(const Found *found, const int32_t *next, int count, int64_t length, int64_t position,
                 float share, int16_t *into) {
@@ -209,8 +209,7 @@ static int vote(const Found *found, const int32_t *next, int count, int64_t leng
     return winner;
 }
 
-// Predict tokens while the next one is reached with a probability of at least MIN_REACH, and one more
-// to learn from.
+// Predict tokens while the next one is reached with a probability of at least MIN_REACH, and one more to learn from.
 static void predict(const Text *where, const Text *text, const float *weights, int64_t most,
                      Prediction *guess) {
     Found found[VISITS];
@@ -226,7 +225,7 @@ static void predict(const Text *where, const Text *text, const float *weights, i
             if (beyond >= 0 && where != text) continue;  // the history ends there
             // A match that overlaps the end repeats with its period.
             const int32_t token = beyond < 0 ? where->tokens[place] : guess->tokens[beyond];
-            if (token == NO_TOKEN) continue;  // what follows there stands elsewhere, or nothing did
+            if (token == NO_TOKEN) continue;  // the continuation is elsewhere, or there is none
             found[known] = found[i];
             next[known++] = token;
         }
@@ -245,7 +244,7 @@ static void predict(const Text *where, const Text *text, const float *weights, i
     }
 }
 
-// -- n-grams of texts of the model's own -----------------------------------------------------------
+// -- n-grams of texts by the model -----------------------------------------------------------------
 
 // The entry of the last `count` tokens before `end`; 0: there is none.
 static uint64_t ngram(const uint64_t *table, const int32_t *end, int64_t count) {
@@ -258,7 +257,7 @@ static uint64_t ngram(const uint64_t *table, const int32_t *end, int64_t count) 
     return *entry;
 }
 
-// As `predict`, from a table of n-grams.
+// `predict` from a table of n-grams.
 static void predict_known(const uint64_t *table, const Text *text, const float *weights, int64_t most,
                            Prediction *guess) {
     int32_t tail[MAX_NGRAM + SUFFIX_MAX_DRAFT];
@@ -290,7 +289,7 @@ static void predict_known(const uint64_t *table, const Text *text, const float *
     }
 }
 
-// Count what two other predictions say for or against one. Returns its expected number of right tokens.
+// Weigh a prediction by the evidence of two others. Returns its expected number of right tokens.
 static float weigh(Prediction *guess, const Prediction *one, const Prediction *other, const float *weights) {
     const Prediction *others[] = {one, other};
     int same[] = {1, 1};
@@ -333,7 +332,7 @@ static void learn(Prediction *guess, float *weights, const int32_t *verified, in
     guess->count = 0;
 }
 
-// The same for what was told. The place that promises most is often one that promises too much.
+// The same for chosen predictions. The place with the highest promise often promises too much.
 static void learn_told(Told *told, float *weights, const int32_t *verified, int64_t count) {
     for (int64_t i = 0; i < told->count && i < count; i++) {
         const int right = told->tokens[i] == verified[i], level = told->levels[i];

@@ -1,4 +1,4 @@
-// Hands work to ONNX Runtime's threads; the kernels themselves do not know ONNX Runtime.
+// Passes work to ONNX Runtime's threads, so that the kernels do not depend on ONNX Runtime.
 
 #ifndef SPECOPS_THREADS_H
 #define SPECOPS_THREADS_H
@@ -12,16 +12,16 @@ typedef struct {
     void *context;
 } Threads;
 
-// Multiplications that take about as long as waking a thread: fewer are not shared.
+// Number of multiplications that take about as long as waking a thread; less work is not shared.
 enum { FEW_PRODUCTS = 200000 };
 
-// A `run` on the calling thread alone.
+// A `run` on the calling thread only.
 static inline void run_in_turn(void *context, void (*work)(void *, size_t), size_t count, void *argument) {
     (void)context;
     for (size_t i = 0; i < count; i++) work(argument, i);
 }
 
-// Number of threads that share the work. It decides how work is cut, never what is computed.
+// Number of threads that share the work. It affects how work is divided, never the results.
 extern _Atomic int64_t sharing;
 
 #endif

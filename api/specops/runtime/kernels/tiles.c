@@ -1,7 +1,7 @@
-// Writes weights into tiles, for the module that prepares graphs, and reads rows of tiles again;
+// Writes weights into tiles, for the module that prepares graphs, and reads rows of tiles back;
 // `tiles.h` describes tiles. The layouts of GGUF's blocks follow ggml's `ggml-common.h`.
 //
-// Codes of 32 weights, a unit, lie in words between a file and a tile: a byte each, four in a word, the
+// Between file and tile, the codes of 32 weights, a unit, are in words: a byte each, four in a word, the
 // first in the lowest byte. A plane of a tile takes some bits of each.
 
 #include "tiles.h"
@@ -11,8 +11,8 @@
 enum { WORDS = UNIT / 4 };
 enum { MAX_EXPONENT = 252 };  // 12 * 2^(252 - 128) is finite, the next one is not
 
-// Weights as MatMulNBits has them: codes [N, blocks, block * bits / 8]; scales [N, blocks], float16 or
-// float32 as the type has them; zero points [N, blocks], those of 4 bits two in a byte.
+// Weights in the format of MatMulNBits: codes [N, blocks, block * bits / 8]; scales [N, blocks], float16 or
+// float32 by type; zero points [N, blocks], two per byte if they have 4 bits.
 typedef struct {
     const uint8_t *codes, *scales, *zero_points;
     int64_t blocks, block;
@@ -76,7 +76,7 @@ static void read_unit(int type, const uint8_t *at, int unit, uint32_t *words) {
     }
 }
 
-// A unit's codes as MatMulNBits has them: a byte each, or two of 4 bits a byte, the first one low.
+// A unit's codes in the format of MatMulNBits: a byte each, or two of 4 bits per byte, the first one low.
 static void read_codes(int bits, const uint8_t *codes, uint32_t *words) {
     if (bits == 8) {
         memcpy(words, codes, UNIT);
@@ -91,7 +91,7 @@ static void read_codes(int bits, const uint8_t *codes, uint32_t *words) {
 
 // -- a tile's codes --------------------------------------------------------------------------------
 
-// A plane of so many bits, which lie from bit `from` of the codes on; returns the next plane.
+// Writes a plane of `bits` bits, from bit `from` of the codes on; returns the next plane.
 static inline uint8_t *put_plane(const int bits, const uint32_t *words, int from, uint8_t *plane) {
     for (int line = 0; line < bits; line++) {
         uint32_t word = 0;
@@ -207,7 +207,7 @@ int pack_group(int type, const uint8_t *row, int64_t first, int64_t count, int c
     return finite;
 }
 
-// MatMulNBits' blocks from number `first` of a row's on. Zero points of 4 bits lie two in a byte.
+// Packs MatMulNBits' blocks of a row from number `first` on. Two zero points of 4 bits share a byte.
 static void pack_codes(const Form f, const Codes *from, int64_t row, int64_t first, int64_t count,
                        int column, uint8_t *group) {
     const int64_t width = f.scales == FLOAT || f.scales == FLOAT_ZERO ? 4 : 2;
@@ -230,7 +230,7 @@ static void pack_codes(const Form f, const Codes *from, int64_t row, int64_t fir
     }
 }
 
-// float16 as float32, exactly; not by way of a denormal float32, which a session may take for 0.
+// float16 to float32, exactly; not through a denormal float32, which a session may treat as 0.
 static inline float of_half(const uint8_t *from) {
     uint16_t half;
     memcpy(&half, from, sizeof half);
@@ -308,8 +308,8 @@ void unpack_group(const Form f, int64_t block, const uint8_t *group, int64_t cou
 
 // -- matrices --------------------------------------------------------------------------------------
 
-// Packs a matrix: with `codes` NULL the rows `raw` of a type of GGUF. Returns 1, or 0 if a scale of a
-// row is not finite.
+// Packs a matrix: with `codes` NULL the rows `raw` of a GGUF type. Returns 1, or 0 if a scale of a row
+// is not finite.
 static int pack(int type, const uint8_t *raw, const Codes *codes, int64_t columns, int64_t depth,
                 int64_t block, uint8_t *tiles) {
     const Form f = form_of(type);
@@ -333,7 +333,7 @@ int specops_pack_rows(int type, const uint8_t *raw, int64_t columns, int64_t dep
     return pack(type, raw, NULL, columns, depth, UNIT, tiles);
 }
 
-// Whether all scales of rows of a type of GGUF are finite.
+// Whether all scales of rows of a GGUF type are finite.
 int specops_finite_rows(int type, const uint8_t *raw, int64_t columns, int64_t depth) {
     const Form f = form_of(type);
     const int64_t blocks = depth / UNIT, units = f.super / UNIT, width = bytes_of_row(f, depth);
@@ -354,14 +354,14 @@ void specops_pack_codes(int type, const uint8_t *codes, const uint8_t *scales,
     pack(type, NULL, &from, columns, blocks * block, block, tiles);
 }
 
-// 0: there is no such type, or it has no blocks of this size.
+// Bytes of a matrix in tiles; 0: there is no such type, or it has no blocks of this size.
 int64_t specops_tile_bytes(int type, int64_t columns, int64_t depth, int64_t block) {
     const Form f = form_of(type);
     if (!bits_of(f) || block < UNIT || block % UNIT || (f.super && block != UNIT)) return 0;
     return (columns + TILE - 1) / TILE * bytes_of_tile(f, (depth + block - 1) / block, block);
 }
 
-// 0: it is no type of GGUF, or its blocks do not divide a row of `depth` weights.
+// Bytes of a row in a file; 0: it is not a GGUF type, or its blocks do not divide a row of `depth` weights.
 int64_t specops_row_bytes(int type, int64_t depth) {
     const Form f = form_of(type);
     return f.super && depth % f.super == 0 ? bytes_of_row(f, depth) : 0;

@@ -1,11 +1,11 @@
-// How weights lie in memory: tiles of 16 columns, one scheme for every type of weights.
+// The layout of weights in memory: tiles of 16 columns, one scheme for every type of weights.
 //
-// A matrix [N, K] is cut along K into blocks of `block` weights: 32 for the types of GGUF, 32 to 256 for
-// our own. A tile has 16 columns, one tile after another. A tile consists of groups of 8 blocks, the last
-// group of the rest; a group is a header with its blocks' scales and then the codes of its blocks. All
-// parts begin at a multiple of 64 bytes (LINE). Columns and K beyond the matrix are zeros.
+// A matrix [N, K] is divided along K into blocks of `block` weights: 32 for GGUF types, 32 to 256 for our
+// own. Tiles have 16 columns and follow each other. A tile consists of groups of 8 blocks, the last group
+// of the rest; a group is a header with its blocks' scales, then the codes of its blocks. All parts start
+// at a multiple of 64 bytes (LINE). Columns and K beyond the matrix are zeros.
 //
-// Codes: for each block its planes, one plane behind the other, each for 32 weights at a time:
+// Codes: for each block its planes, one after the other, each for 32 weights at a time:
 //   FOURS  low 4 bits    4 lines for 32 of K: byte 4 c + i of line l has k = 8 l + i of column c in its low
 //                        half and k + 4 in its high half
 //   EIGHTS 8 bits        8 lines: byte 4 c + i of line l has k = 4 l + i
@@ -20,7 +20,7 @@
 //   HALF_PAIR    16 float16 scales and 16 float16 offsets a block
 //   FLOAT        16 float32 a block
 //   FLOAT_ZERO   16 float32 a block; then 16 uint8 a block, the zero points, which are codes
-//   EXPONENT     16 uint8 a block: 2^(e - 128), as ggml has it for doubled codes
+//   EXPONENT     16 uint8 a block: 2^(e - 128), as in ggml for doubled codes
 //   BYTE         16 float16 d; 16 int8 scales a block
 //   SIX_PAIR     16 float16 d, 16 float16 dmin; 16 uint8 scales a block; then 16 uint8 minima a block
 //   SIXTEEN      16 float16 d, 32 bytes of zeros; 2 x 16 int8 scales a block, for its first and last 16 of K
@@ -37,8 +37,8 @@
 //   SIXTEEN                       part = (dot0 * scale0 + dot1 * scale1) * s + part; the integer sum is exact
 //   SIXTEEN_PAIR                  the same, and less = (sum0 * minimum0 + sum1 * minimum1) * s + less
 // f is the scale: the float16 or float32, or d times the block's scale, which float32 holds exactly; o
-// likewise. Behind a group of SIXTEEN total = part * d + total; of SIXTEEN_PAIR total = (part * d - less *
-// dmin) + total; the next group's part and less begin at 0.
+// likewise. After a group of SIXTEEN total = part * d + total; of SIXTEEN_PAIR total = (part * d - less *
+// dmin) + total; the next group's part and less start at 0.
 
 #ifndef SPECOPS_TILES_H
 #define SPECOPS_TILES_H
@@ -49,7 +49,7 @@
 enum { TILE = 16, LINE = 64, GROUP_BLOCKS = 8, UNIT = 32, MAX_BLOCK = 256, MAX_SIDE = 1 << 24 };
 enum { MAX_GROUP = GROUP_BLOCKS * (UNIT + 4) * TILE };  // bytes of a group of a type of GGUF
 
-// Types of weights; those of GGUF have its numbers. Q4_0 is INT4 and Q8_0 is INT8 in blocks of 32.
+// Types of weights; GGUF types have their GGUF numbers. Q4_0 is INT4 and Q8_0 is INT8 in blocks of 32.
 enum {
     Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13,
     Q6_K = 14, IQ4_NL = 20, IQ4_XS = 23, MXFP4 = 39,
@@ -61,8 +61,8 @@ enum { NO_TABLE, IQ4, E2M1 };
 
 typedef struct {
     int low, twos, ones;  // planes: bits of the first (4, 8, or 0), then 2 or 0, then 1 or 0
-    int table;            // what a code stands for
-    int middle;           // what the kernels subtract; with a table, it has been added to the table
+    int table;            // the table of codes' values
+    int middle;           // the kernels subtract it; with a table, it has been added to the table
     int scales;
     int super;            // weights of a block in the file: 32, or 256; 0: not a type of GGUF
     int bytes;            // and its bytes
@@ -107,7 +107,7 @@ static inline Form form_of(const int type) {
 
 static inline int bits_of(const Form f) { return f.low + f.twos + f.ones; }
 
-// Fills the form of a matrix [columns, depth] of weights. Returns what is wrong with it; NULL: nothing.
+// Fills in the form of a matrix [columns, depth] of weights. Returns an error message, or NULL.
 static inline const char *describe_matrix(int64_t type, int64_t columns, int64_t depth, int64_t block,
                                           Form *form) {
     *form = form_of(type < 0 || type > INT8_ZERO_FLOAT ? -1 : (int)type);
@@ -137,7 +137,7 @@ static inline int64_t code_bytes(const Form f, int64_t block) {
     return block * bits_of(f) / 8 * TILE;
 }
 
-// Blocks of the group that begins with block `first`, and the group's bytes.
+// Blocks of the group that starts with block `first`, and the group's bytes.
 static inline int64_t group_blocks(int64_t blocks, int64_t first) {
     return blocks - first < GROUP_BLOCKS ? blocks - first : GROUP_BLOCKS;
 }
@@ -155,7 +155,7 @@ static inline int64_t bytes_of_tile(const Form f, int64_t blocks, int64_t block)
 // Bytes of a row of K weights in a file; `f` is a type of GGUF.
 static inline int64_t bytes_of_row(const Form f, int64_t depth) { return depth / f.super * f.bytes; }
 
-// Writes a row's blocks, as a file has them, into a column of the group of `count` blocks that begins
+// Writes a row's blocks, in a file's format, into a column of the group of `count` blocks that starts
 // with block `first`, a multiple of 8. Returns whether all scales are finite.
 int pack_group(int type, const uint8_t *row, int64_t first, int64_t count, int column, uint8_t *group);
 
