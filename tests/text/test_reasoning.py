@@ -74,6 +74,16 @@ def test_marks_that_are_tokens_without_a_text_are_seen() -> None:
     assert made.stopped == "b"
 
 
+def test_a_closing_mark_without_a_text_hides_no_stop_string_before_it() -> None:
+    tokenizer = FakeTokenizer(CLOSING)
+    unshown = ((FIRST_SPECIAL, CLOSING),)
+    made = TextStream(tokenizer, (), ("\n\n",), marks=marks(inside=False, unshown=unshown))
+    pieces: list[TokenOutput] = []
+    for token in tokenizer.encode("\n" * 12 + CLOSING, special_tokens=False):
+        pieces += made.push(token, TARGET)
+    assert (made.stopped, "".join(piece.text for piece in pieces)) == ("\n\n", "")
+
+
 @pytest.mark.parametrize("cut", range(1, 9))
 def test_a_mark_is_found_however_it_is_cut(cut: int) -> None:
     followed = Reasoning(marks(inside=False))

@@ -69,7 +69,8 @@ class TextStream:
         self._held.append(piece)
         if reasoning is not None:
             answer = reasoning.read(text + self._unshown.get(token, ""))
-            self._num_reasoning = sum(len(held.text) for held in self._held) - answer
+            held = sum(len(each.text) for each in self._held)
+            self._num_reasoning = max(0, held - answer)  # an unshown mark is not in `held`
             if reasoning.over:
                 self._reasoning = None
         return self._release()

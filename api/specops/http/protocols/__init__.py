@@ -1,6 +1,6 @@
-"""The protocols: a module has one protocol's bodies, its endpoints and its writers of answers.
+"""The protocols: one module has a protocol's bodies, endpoints and response writers.
 
-A new protocol is one more module here, and a line below. `/docs` keeps the order of the lines.
+To add a protocol, add a module here and a line below. `/docs` keeps the lines' order.
 """
 
 from specops.http.protocol import Protocols

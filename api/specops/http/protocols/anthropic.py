@@ -55,16 +55,16 @@ _FIELD = "messages"
 _MODES: dict[str, Mode] = {"auto": "auto", "none": "none", "any": "required", "tool": "required"}
 
 
-# Blocks that are read: texts, and the other parts of an answer.
+# The blocks that this server reads: texts, and the other parts of an answer.
 _TEXTS = ("text", "search_result", "compaction", "document")
 _BESIDE_TEXT = ("tool_use", "tool_result", "thinking")
 _READ = frozenset((*_TEXTS, *_BESIDE_TEXT))
-# Run by Anthropic's own servers: the calls, and their results.
+# Calls that Anthropic's servers run, and their results.
 _SERVERS = re.compile(r"\w+_tool_(use|result)|container_upload|tool_reference")
 
 
 def _read(blocks: Any) -> Any:
-    """Drop the fields of blocks that are not read: results of servers' tools have any form."""
+    """Drop the fields of unread blocks: results of servers' tools can have any form."""
     if not isinstance(blocks, list):
         return blocks
     kinds = [block.get("type") if isinstance(block, dict) else None for block in blocks]
@@ -75,9 +75,9 @@ def _read(blocks: Any) -> Any:
 
 
 class ContentBlock(TaggedPart):
-    """A part of a turn: text, reasoning, a call of a tool or its result.
+    """A part of a turn: text, reasoning, a tool call or its result.
 
-    What an answer has of other kinds was written by another server, and is left out.
+    Blocks of other kinds in an answer come from another server, and are left out.
     """
 
     ignored_fields = frozenset({"cache_control", "citations", "context"})
@@ -89,25 +89,25 @@ class ContentBlock(TaggedPart):
     )
     text: Text | None = None
     thinking: Text | None = None
-    signature: Text | None = Field(None, description="of reasoning, as an answer had it")
-    id: Text | None = Field(None, description="of a call")
-    name: Text | None = Field(None, description="of the tool that is called")
-    input: FreeObject | None = Field(None, description="of the tool that is called")
-    tool_use_id: Text | None = Field(None, description="of the call that this is the result of")
+    signature: Text | None = Field(None, description="of reasoning, as in the answer")
+    id: Text | None = Field(None, description="a call's id")
+    name: Text | None = Field(None, description="the called tool's name")
+    input: FreeObject | None = Field(None, description="the called tool's arguments")
+    tool_use_id: Text | None = Field(None, description="id of the call that a result answers")
     content: Text | Annotated[Items[ContentBlock], BeforeValidator(_read)] | None = Field(
-        None, description="of a result"
+        None, description="a result's content"
     )
     is_error: bool | None = None
-    title: Text | None = Field(None, description="of a document or a search result")
+    title: Text | None = Field(None, description="title of a document or a search result")
     origin: FreeObject | Text | None = Field(
-        None, alias="source", description="of a document: its text; of a search result: its address"
+        None, alias="source", description="a document's text, or a search result's address"
     )
 
     def only_text(self) -> str:
         """Return the block's text.
 
         Raises:
-            InvalidField: it has none.
+            InvalidField: the block has no text.
         """
         match self.type:
             case "text":
@@ -136,7 +136,7 @@ class ContentBlock(TaggedPart):
 
     @property
     def has_text(self) -> bool:
-        """Whether this is a kind of block that a model reads as text."""
+        """Whether a model reads this block as text."""
         return self.type in _TEXTS and (
             self.type != "document" or _document(self.origin) is not None
         )
@@ -146,7 +146,7 @@ Blocks = Annotated[Items[ContentBlock], BeforeValidator(_read)]
 
 
 def _document(origin: Any) -> str | None:
-    """Return the text of a document; None of a file."""
+    """Return a document's text; None if it is a file."""
     if not isinstance(origin, dict):
         return None
     match origin:
@@ -169,7 +169,7 @@ class Turn(Body):
         """Return the messages for a chat template: each result becomes a separate message.
 
         Args:
-            ignored: gets the names of blocks that are left out of them.
+            ignored: receives the names of the blocks left out.
         """
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
@@ -205,7 +205,7 @@ class Turn(Body):
 
 
 class MessagesTool(Body):
-    """A tool that the model may call; a `type` other than `custom` is one of Anthropic's own."""
+    """A tool that the model may call; a `type` other than `custom` is a built-in of Anthropic's."""
 
     ignored_fields = frozenset({"cache_control"})
 
@@ -216,7 +216,7 @@ class MessagesTool(Body):
     strict: bool | None = Field(False, description="arguments follow the schema")
 
     def tool(self) -> Tool | None:
-        """Return the function, or None for one of Anthropic's own tools.
+        """Return the function, or None for one of Anthropic's built-in tools.
 
         Raises:
             InvalidField: the function's name is missing.
@@ -229,7 +229,7 @@ class MessagesTool(Body):
 
 
 class Choice(Body):
-    """Whether tools must be called."""
+    """Whether the model must call a tool, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: ToolName | None = Field(None, description="where `type` is `tool`")
@@ -237,26 +237,26 @@ class Choice(Body):
 
 
 class Thinking(Body):
-    """Whether a model thinks, if it can, and how long."""
+    """Whether the model reasons, if it can, and for how long."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Integer = Field(None, ge=0, description="most tokens of reasoning")
+    budget_tokens: Integer = Field(None, ge=0, description="maximum tokens of reasoning")
 
 
 class TokensRequest(Body):
-    """A conversation to count the tokens of, or to continue."""
+    """A conversation whose tokens to count, or which to continue."""
 
     model: Text | None = Field(None, description="as in GET /v1/models")
     messages: Some[Turn] = Field(description="the conversation")
     system: Text | Blocks | None = None
     tools: Tools[MessagesTool] | None = Field(
-        None, description="functions that the model may call; Anthropic's own are skipped"
+        None, description="functions that the model may call; Anthropic's built-ins are skipped"
     )
     tool_choice: Choice | None = Field(None, description="`auto`, `any`, `none` or one tool")
     thinking: Thinking | None = Field(None, description="`disabled`: no reasoning")
 
     def conversation(self) -> Conversation:
-        """Return the conversation without the protocol.
+        """Return the conversation in the form that all protocols share.
 
         Raises:
             InvalidField: a field's value cannot be used.
@@ -329,7 +329,7 @@ class MessagesRequest(TokensRequest, EngineOptions):
 
     @property
     def scheduling(self) -> dict[str, Any]:
-        """Fields of `GenerationRequest`; a stream begins with the usage of the prompt."""
+        """Fields of `GenerationRequest`; a stream begins with the prompt's usage."""
         return super().scheduling | {"step_stats": self.streams}
 
     @cached_property
@@ -352,10 +352,10 @@ class TokensResponse(BaseModel):
 class MessagesUsage(BaseModel):
     """Tokens in and out."""
 
-    input_tokens: int = Field(description="tokens of the prompt that were not in the cache")
+    input_tokens: int = Field(description="prompt tokens that were not in the cache")
     output_tokens: int
     cache_creation_input_tokens: int = 0
-    cache_read_input_tokens: int = Field(description="computed for an earlier request")
+    cache_read_input_tokens: int = Field(description="prompt tokens from the cache")
 
 
 StopReason = Literal[
@@ -432,7 +432,7 @@ class AnthropicErrorDetail(BaseModel):
 
 
 class AnthropicErrorResponse(BaseModel):
-    """The body of every response of `/v1/messages` that is not a success."""
+    """The body of every failed response of `/v1/messages`."""
 
     type: Literal["error"] = "error"
     error: AnthropicErrorDetail
@@ -489,7 +489,7 @@ class _Writer(BlockWriter):
         return named_event({"type": "content_block_delta", "index": index, "delta": delta})
 
     def end_block(self, index: int, *, complete: bool) -> bytes:
-        del complete  # the message says why it ended
+        del complete  # the end of the message gives the reason
         block, signed = self.answer.blocks[index], b""
         if block.kind == "reasoning":
             delta = {"type": "signature_delta", "signature": _signature(block.text)}
@@ -508,7 +508,7 @@ class _Writer(BlockWriter):
 
     def _message(self, content: list[dict[str, Any]]) -> MessagesResponse:
         answer = self.answer
-        if self._cached is None:  # the first event and the last tell the same
+        if self._cached is None:  # the first and last event give the same number
             self._cached = answer.stats.cached_prompt_tokens
         cached = self._cached
         return MessagesResponse(
@@ -537,7 +537,7 @@ class _Writer(BlockWriter):
 
 
 def _block(block: Block, text: str) -> dict[str, Any]:
-    """Return a block in Anthropic's form, with this text."""
+    """Return a block with this text in Anthropic's form."""
     match block.kind:
         case "text":
             return {"type": "text", "text": text}
@@ -547,5 +547,5 @@ def _block(block: Block, text: str) -> dict[str, Any]:
 
 
 def _signature(reasoning: str) -> str:
-    """Return the signature that clients keep with reasoning and send back with them."""
+    """Return the signature that clients keep with the reasoning and send back with it."""
     return hashlib.sha256(reasoning.encode("utf-8", "replace")).hexdigest()

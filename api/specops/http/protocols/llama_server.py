@@ -1,7 +1,7 @@
-"""POST /infill and /completion, GET /props, in llama-server's protocol: for editors' plug-ins.
+"""llama-server's protocol, for editor plug-ins: /infill, /completion, /props and /slots.
 
-llama.vim and llama.vscode ask /infill for what may come next at the cursor. They send chunks of
-other files beforehand with `n_predict` 0, so that these are computed before they are needed.
+llama.vim and llama.vscode ask /infill for suggestions at the cursor. They send chunks of other
+files in advance with `n_predict` 0, so that the server has computed them when they are needed.
 """
 
 from collections.abc import Sequence
@@ -41,21 +41,21 @@ from specops.sampling_defaults import SamplingDefaults
 from specops.text.fill_in import FillIn, FimPrompt
 from specops.text.json_values import dumps
 
-_SAMPLERS = {  # llama-server's name of the sampler that reads a field
+_SAMPLERS = {  # by field: llama-server's name of the sampler that reads it
     **{name: name for name in ("top_k", "top_p", "min_p")},
     **{f"{name}_penalty": "penalties" for name in ("repetition", "presence", "frequency")},
 }
 _LETTERS = {"e": "penalties", "k": "top_k", "p": "top_p", "m": "min_p", "t": "temperature"}
-_ALL = list(_LETTERS.values())  # in the order in which they change the probabilities
+_ALL = list(_LETTERS.values())  # in the order in which they apply
 _MAX_SAMPLERS = 64
-_RANDOM = 0xFFFFFFFF  # llama-server's word for no seed
+_RANDOM = 0xFFFFFFFF  # llama-server's value for no seed
 MAX_PROBS = 20  # as in chats
-_MIN_AROUND = 128  # tokens: a suggestion from less is worth nothing, however soon it comes
+_MIN_AROUND = 128  # tokens: a suggestion from less context is useless, however fast
 _Milliseconds = Annotated[float, Field(allow_inf_nan=False)]
 
 
 def _by_name(samplers: object) -> object:
-    """Return the names of samplers, of which llama-server's command line has a letter each."""
+    """Return samplers' names; llama-server's command line abbreviates each to a letter."""
     if not isinstance(samplers, str):
         return samplers
     return [_LETTERS.get(letter, letter) for letter in samplers[: _MAX_SAMPLERS + 1]]
@@ -89,24 +89,24 @@ class LlamaRequest(LlamaOptions, ReportingOptions):
         ge=1,
         le=MAX_CHOICES,
         validation_alias=names_of("n_cmpl"),
-        description="answers to each prompt; several are a list",
+        description="answers to each prompt; above 1, the response is a list",
     )
     n_indent: Integer = Field(
         0,
         ge=0,
         le=1024,
-        description="a later line with less indent ends the answer before it",
+        description="the answer ends before the first later line with less indentation",
     )
     t_max_predict_ms: _Milliseconds | None = Field(
         None,
-        description="time limit from the first token on; 0 or less: no limit",
+        description="time limit, from the first token; 0 or less: no limit",
     )
     samplers: (
         Annotated[list[Text], Field(max_length=_MAX_SAMPLERS), BeforeValidator(_by_name)] | None
     ) = Field(
         None,
-        description="the samplers to use, by name or llama-server's letters; fields of others "
-        "have no effect",
+        description="the samplers to use, by name or llama-server's letters; the fields of "
+        "others have no effect",
     )
     n_probs: Integer = Field(
         0,
@@ -133,7 +133,7 @@ class LlamaRequest(LlamaOptions, ReportingOptions):
 
     @property
     def limit(self) -> int | None:
-        """Most tokens of an answer; None: as many as the server allows."""
+        """Maximum tokens of an answer; None: as many as the server allows."""
         return None if self.n_predict is None or self.n_predict < 0 else self.n_predict
 
     @property
@@ -151,14 +151,14 @@ class LlamaRequest(LlamaOptions, ReportingOptions):
         }
 
     def sampling(self, choice: int, model: SamplingDefaults) -> SamplingParams:
-        """Return how the tokens of one choice are drawn: with the samplers that are named."""
+        """Return one choice's sampling parameters; only the named samplers apply."""
         drawn, named = super().sampling(choice, model), self.samplers
         if named is None:
             return drawn
         unused = [field for field, sampler in _SAMPLERS.items() if sampler not in named]
         changed = {field: getattr(SamplingParams(), field) for field in unused}
         if drawn.temperature and "temperature" not in named:
-            # llama-server's `infill` merges likely tokens and hardly leaves a choice.
+            # llama-server's sampler `infill` merges likely tokens and leaves almost no choice.
             changed["temperature"] = 0.0 if "infill" in named and choice == 0 else 1.0
         return replace(drawn, **changed)
 
@@ -166,7 +166,7 @@ class LlamaRequest(LlamaOptions, ReportingOptions):
 class OtherFile(Body):
     """A chunk of another file."""
 
-    ignored_fields = frozenset({"time"})  # llama.vim's own
+    ignored_fields = frozenset({"time"})  # llama.vim sends it
 
     filename: Text = "tmp"
     text: Text
@@ -185,13 +185,13 @@ class InfillRequest(LlamaRequest):
     )
     t_max_prompt_ms: _Milliseconds | None = Field(
         None,
-        description="time limit of the prompt: the text around the gap is cut to what is read in "
-        f"this time, but not below {_MIN_AROUND} tokens; 0 or less: no limit",
+        description="time limit for the prompt: the text around the gap is cut to what the server "
+        f"can read in this time, but to no less than {_MIN_AROUND} tokens; 0 or less: no limit",
     )
 
 
 class PromptText(Body):
-    """A prompt as llama-server writes one that may have images."""
+    """llama-server's form of a prompt that may have images."""
 
     prompt_string: Text
     multimodal_data: Annotated[list[Any], Field(max_length=0)] | None = None
@@ -201,7 +201,7 @@ _OnePrompt = Text | MixedPrompt | PromptText
 
 
 class CompletionRequest(LlamaRequest):
-    """Prompts to continue, as texts, tokens, or both in one."""
+    """Prompts to continue: texts, tokens, or a mixture."""
 
     ignored_fields = LlamaRequest.ignored_fields | {"t_max_prompt_ms"}
 
@@ -211,13 +211,13 @@ class CompletionRequest(LlamaRequest):
         | MixedPrompt
         | Annotated[list[_OnePrompt], Field(min_length=1, max_length=MAX_CHOICES)]
     ) = Field(
-        description="a text, tokens, or a list of tokens and texts. A list of texts, or with a "
-        "list in it, has several prompts, and the answer is a list"
+        description="a text, or a list of tokens and texts. A list of texts only, or one that "
+        "contains lists, is several prompts, and the answer is a list"
     )
 
     @property
     def prompts(self) -> list[str | list[int | str]]:
-        """The prompts as a list, also where there is only one."""
+        """The prompts as a list, even if there is only one."""
         return [
             item.prompt_string if isinstance(item, PromptText) else item
             for item in listed(self.prompt)
@@ -225,7 +225,7 @@ class CompletionRequest(LlamaRequest):
 
 
 class LlamaAnswer(BaseModel):
-    """An answer; with `n_cmpl` there is a list of them."""
+    """An answer; with `n_cmpl` above 1, one of a list."""
 
     index: int
     content: str
@@ -237,7 +237,7 @@ class LlamaAnswer(BaseModel):
     generation_settings: dict[str, Any]
     prompt: str
     has_new_line: bool
-    truncated: bool = Field(description="parts of the request were left out of the prompt")
+    truncated: bool = Field(description="the prompt leaves out parts of the request")
     stop_type: Literal["eos", "word", "limit"]
     stopping_word: str = Field(description="the stop string that ended the answer")
     tokens_cached: int = Field(description="tokens of prompt and answer")
@@ -267,7 +267,7 @@ PROTOCOL = Protocol(
 
 @router.post(INFILL, response_model=_Answers, responses=_RESPONSES)
 async def infill(body: InfillRequest, ctx: Ctx) -> Response:
-    """Fill in a gap. A model that was not trained for it answers 501.
+    """Fill in a gap; 501 if the model was not trained for it.
 
     With `stream` the answer is a series of server-sent events: one per step with the new text, and
     one with the other fields.
@@ -299,7 +299,7 @@ async def infill(body: InfillRequest, ctx: Ctx) -> Response:
 
 @router.post(COMPLETION, response_model=_Answers, responses=RESPONSES)
 async def completion(body: CompletionRequest, ctx: Ctx) -> Response:
-    """Continue a prompt, as llama-server's own endpoint does."""
+    """Continue prompts, as llama-server does."""
     engine = check_model(ctx, body.model or "")
 
     prompts = body.prompts
@@ -314,7 +314,7 @@ async def completion(body: CompletionRequest, ctx: Ctx) -> Response:
 
 @router.get("/props", responses=error_responses(401, 500, 503))
 async def props(ctx: Ctx) -> dict[str, Any]:
-    """Describe the model that is loaded, as llama-server does."""
+    """Describe the loaded model, as llama-server does."""
     engine = ctx.engine
     info, template = engine.info, engine.chat_template
     drawn = CompletionRequest(prompt="").sampling(0, info.sampling)  # type: ignore[call-arg]
@@ -322,7 +322,7 @@ async def props(ctx: Ctx) -> dict[str, Any]:
         "default_generation_settings": {"n_ctx": info.context, "params": _drawn(drawn)},
         "total_slots": info.slots,
         "model_alias": info.name,
-        "model_path": info.name,  # where its files are is nobody's business
+        "model_path": info.name,  # the real path stays private
         "modalities": {"vision": False, "audio": False},
         "chat_template": template.source if template else "",
         "build_info": fingerprint(engine),
@@ -331,7 +331,7 @@ async def props(ctx: Ctx) -> dict[str, Any]:
 
 @router.get("/slots", responses=error_responses(401, 500, 503))
 async def slots(ctx: Ctx) -> list[dict[str, Any]]:
-    """List the requests that are computed at a time: how many there may be, and how many are."""
+    """List the slots for concurrent requests, and which are busy."""
     info, running = ctx.engine.info, ctx.app.service.running
     speculates = info.default_drafter != "none"
     return [
@@ -342,7 +342,7 @@ async def slots(ctx: Ctx) -> list[dict[str, Any]]:
 
 @router.post("/rerank", include_in_schema=False)
 async def rerank(ctx: Ctx) -> Response:
-    """Answer 501: no model that this server reads ranks texts."""
+    """Answer 501: none of this server's models can rank texts."""
     message = "This server has no models that rank texts: compare their embeddings instead"
     raise ApiError(501, message, code="not_supported")
 
@@ -352,7 +352,7 @@ def _seconds(milliseconds: float | None) -> float | None:
 
 
 def _drawn(sampling: SamplingParams) -> dict[str, Any]:
-    """Return how tokens are drawn; the names are llama-server's."""
+    """Return the sampling parameters by llama-server's names."""
     names = ("temperature", *(name for name in _SAMPLERS if name != "repetition_penalty"))
     drawn = {name: getattr(sampling, name) for name in names}
     seed = _RANDOM if sampling.seed is None else sampling.seed
@@ -376,7 +376,7 @@ class _Writer(Writer):
 
     def step(self, step: Step) -> bytes:
         answer, pieces = self.generation.answers[step.index], step.output.pieces
-        # With probabilities each token has a separate event, as clients expect.
+        # With probabilities each token gets an event, as clients expect.
         parts = [pieces[i : i + 1] for i in range(len(pieces))] if self._body.n_probs else [pieces]
         before, sent = len(answer.pieces) - len(pieces), b""
         for part in parts if pieces else [()] * bool(step.output.prompt_computed):
@@ -399,7 +399,7 @@ class _Writer(Writer):
         return b""
 
     def _chosen(self, index: int, content: str) -> dict[str, Any]:
-        """Return the fields of a complete answer that the client asks for."""
+        """Return the requested fields of a complete answer."""
         fields = self._answer(index, content).model_dump()
         if not (paths := self._body.response_fields):
             return fields
@@ -451,7 +451,7 @@ class _Writer(Writer):
         )
 
     def _probabilities(self, pieces: Sequence[TokenOutput]) -> list[dict[str, Any]]:
-        """Return the probabilities of tokens; an empty list if nobody asked for them."""
+        """Return the tokens' probabilities; an empty list if they were not requested."""
         drawn, spelling = self._body.post_sampling_probs, self._engine.tokenizer.spelling
 
         def told(token: int, value: float) -> dict[str, Any]:
@@ -468,7 +468,7 @@ class _Writer(Writer):
 
     @cached_property
     def _prompt(self) -> str:
-        """The text of the first prompt; empty where the client leaves it out."""
+        """The first prompt's text; empty if `response_fields` leaves it out."""
         paths = self._body.response_fields
         if paths and "prompt" not in paths:
             return ""
@@ -476,7 +476,7 @@ class _Writer(Writer):
         return self._engine.tokenizer.decode(first.prompt_tokens, special=True)
 
     def _stop(self, answer: Answer) -> Any:
-        """Return why an answer ended. A text that spells an end token is not one of its stops."""
+        """Return why an answer ended; an end token's text is not one of the client's stops."""
         word = answer.last.stop if answer.last else None
         if word in self._body.stops:
             return {"stop_type": "word", "stopping_word": word}

@@ -1,4 +1,4 @@
-"""POST /generate, this project's own endpoint: continue or answer a prompt."""
+"""POST /generate, Spec-Ops' native endpoint: continue or answer a prompt."""
 
 import time
 from typing import Literal, Self
@@ -55,7 +55,7 @@ class GenerateRequest(SeededOptions):
 
     @property
     def limit(self) -> int | None:
-        """Most tokens of the answer; None: as many as the server allows."""
+        """Maximum tokens of the answer; None: as many as the server allows."""
         return self.max_new_tokens if self.max_new_tokens > 0 else None
 
 
@@ -71,7 +71,7 @@ class SourceDetails(BaseModel):
 
 
 class Details(BaseModel):
-    """The cost of a request, and the figures of its draft tokens."""
+    """A request's cost, and its draft tokens' figures."""
 
     prompt_tokens: int
     cached_prompt_tokens: int = Field(description="tokens of the prompt from the cache")
@@ -122,7 +122,7 @@ class Details(BaseModel):
 
 
 class GenerateResponse(BaseModel):
-    """The generated text, and what it cost."""
+    """The generated text, and its cost."""
 
     generated_text: str = Field(description="the answer, without the prompt")
     tokens_per_second: float = Field(
@@ -144,7 +144,7 @@ class GenerateResponse(BaseModel):
 _RESPONSES = EVENTS | error_responses(*GENERATING, 422)
 PATH = "/generate"
 router = APIRouter(tags=["generate"])
-PROTOCOL = Protocol(  # the framework's own conventions, which all other paths follow
+PROTOCOL = Protocol(  # FastAPI's conventions; paths of no other protocol follow them too
     router=router,
     prefixes=("",),
     prompts={PATH: Prompt("prompt", "text_completion")},
@@ -156,7 +156,7 @@ PROTOCOL = Protocol(  # the framework's own conventions, which all other paths f
 
 @router.post(PATH, response_model=GenerateResponse, responses=_RESPONSES, name="generate")
 async def continue_prompt(body: GenerateRequest, ctx: Ctx) -> Response:
-    """Continue a prompt, or, with `system`, answer it.
+    """Continue a prompt, or answer it if `system` is set.
 
     With `stream` the answer is a series of server-sent events: one per step with the new text and
     its tokens, then one with the fields of the plain answer, then `[DONE]`.

@@ -41,7 +41,7 @@ class TokenizeRequest(Body):
     content: Text
     add_special: bool = Field(False, description="with the special tokens that begin a prompt")
     parse_special: bool | None = Field(
-        True, description="false: what spells a special token is letters, too"
+        True, description="false: encode special tokens' texts as plain text"
     )
     with_pieces: bool = Field(False, description="report each token's text as well")
 
@@ -50,7 +50,7 @@ class TokenPiece(BaseModel):
     """A token and its spelling."""
 
     id: int
-    piece: str | list[int] = Field(description="a text, or the bytes of a part of a character")
+    piece: str | list[int] = Field(description="text, or the bytes of a partial character")
 
 
 class TokenizeResponse(BaseModel):
@@ -72,17 +72,17 @@ class DetokenizeResponse(BaseModel):
 
 
 class ApplyTemplateRequest(Body):
-    """A conversation to write as one text."""
+    """A conversation to render as one text."""
 
     messages: Some[Message]
     tools: Tools[ChatTool] | None = None
     chat_template_kwargs: FreeObject | None = None
     add_generation_prompt: bool | None = Field(
-        True, description="false: without what begins the assistant's answer"
+        True, description="false: omit the beginning of the assistant's answer"
     )
 
     def conversation(self) -> Conversation:
-        """Return the conversation without the protocol.
+        """Return the conversation in the form that all protocols share.
 
         Raises:
             InvalidField: a field's value cannot be used.
@@ -99,12 +99,12 @@ class ApplyTemplateRequest(Body):
 
 
 class ApplyTemplateResponse(BaseModel):
-    """The prompt that the model's chat template writes."""
+    """The rendered prompt."""
 
     prompt: str
 
 
-_PART = 1 << 12  # tokens that are written at once
+_PART = 1 << 12  # tokens per part of an answer
 _RESPONSES = error_responses(400, 401, 408, 413, 415, 422, 500, 503, 504)
 router = APIRouter(tags=["tokens"])
 PROTOCOL = Protocol(router=router)
@@ -123,7 +123,7 @@ async def tokenize(body: TokenizeRequest, ctx: Ctx) -> Response:
             parts = (begin, tokenizer.encode_as_text(body.content, frozenset()))
         else:
             parts = tokenizer.parts(body.content, special_tokens=body.add_special)
-        tokens = array("I")  # a tenth of the numbers' own memory, while a client reads slowly
+        tokens = array("I")  # a tenth of a list's memory, held while a client reads slowly
         for part in parts:
             tokens.extend(part)
         texts: dict[int, bytes] = {}
@@ -142,7 +142,7 @@ async def tokenize(body: TokenizeRequest, ctx: Ctx) -> Response:
 
 @router.post("/detokenize", response_model=DetokenizeResponse, responses=_RESPONSES)
 async def detokenize(body: DetokenizeRequest, ctx: Ctx) -> Response:
-    """Decode tokens; special tokens are spelled out."""
+    """Decode tokens, special ones included."""
     engine = _engine(ctx, body)
     tokens = prompt_tokens(body.tokens, engine, "tokens")
     decode = engine.tokenizer.decode
@@ -152,7 +152,7 @@ async def detokenize(body: DetokenizeRequest, ctx: Ctx) -> Response:
 
 @router.post("/apply-template", response_model=ApplyTemplateResponse, responses=_RESPONSES)
 async def apply_template(body: ApplyTemplateRequest, ctx: Ctx) -> Response:
-    """Write a conversation as one text with the model's chat template."""
+    """Render a conversation with the model's chat template."""
     engine = _engine(ctx, body)
     text = await run_limited(
         ctx, lambda: render(engine, body.conversation()), ctx.body_bytes, renders=True

@@ -1,7 +1,7 @@
-"""Shared by Ollama's endpoints: reading of bodies, the named model, errors.
+"""Shared by Ollama's endpoints: parsing of bodies, the model's name, errors.
 
-Bodies are read as Ollama reads them, in Go: fields in capital letters are known, and half a
-surrogate pair is U+FFFD.
+Bodies are parsed as Go's JSON package does for Ollama: field names ignore case, and half a
+surrogate pair becomes U+FFFD.
 """
 
 from datetime import datetime
@@ -20,7 +20,7 @@ from specops.text.json_values import in_whole_characters
 
 
 class OllamaErrorResponse(BaseModel):
-    """The body of every response below `/api/` that is not a success."""
+    """The body of every failed response below `/api/`."""
 
     error: str
 
@@ -56,7 +56,7 @@ class OllamaBody(Body):
 
 
 class OllamaModel(OllamaBody):
-    """What names a model, which all requests do."""
+    """The fields that all requests share: they name the model."""
 
     ignored_fields = frozenset({"verbose", "stream", "insecure", "system", "template", "options"})
 
@@ -73,7 +73,7 @@ class OllamaModel(OllamaBody):
         try:
             return in_whole_characters(raw) if isinstance(raw, dict) else raw
         except RecursionError:
-            return raw  # and is refused
+            return raw  # later validation refuses it
 
     @property
     def model_name(self) -> str:
@@ -82,7 +82,7 @@ class OllamaModel(OllamaBody):
 
     @property
     def done_reason(self) -> Literal["load", "unload"]:
-        """Ollama's word for an empty request."""
+        """The reason that Ollama gives for the end of an empty request."""
         kept = str(self.keep_alive).lower()  # a number of seconds, or a text such as `0h0m0s`
         return (
             "unload" if "0" in kept and not any(digit in kept for digit in "123456789") else "load"
@@ -90,10 +90,10 @@ class OllamaModel(OllamaBody):
 
 
 def require_model(ctx: Context, body: OllamaModel, *, exact: bool = False) -> Engine:
-    """Return the engine of the model that the client asks for; see `check_model`.
+    """Return the requested model's engine; see `check_model`.
 
     Args:
-        ctx: of the HTTP request.
+        ctx: the HTTP request's context.
         body: names the model.
         exact: see `check_model`.
 
@@ -108,11 +108,11 @@ def require_model(ctx: Context, body: OllamaModel, *, exact: bool = False) -> En
 
 
 def plain_answer(reply: BaseModel, ctx: Context, body: OllamaModel) -> Response:
-    """Return the answer to a request for which the engine does nothing.
+    """Return the response to a request that does not need the engine.
 
     Args:
-        reply: the answer's JSON.
-        ctx: of the HTTP request.
+        reply: the response's JSON.
+        ctx: the HTTP request's context.
         body: has the ignored fields.
     """
     ignore_unknown(ctx, body)
@@ -125,5 +125,5 @@ def timestamp(time: datetime) -> str:
 
 
 def nanoseconds(seconds: float) -> int:
-    """Return a duration as Ollama tells it: a client divides by it, so it is never 0."""
+    """Convert a duration as Ollama does: clients divide by it, so it is never 0."""
     return max(1, round(seconds * 1e9))

@@ -37,19 +37,19 @@ PROTOCOL = Protocol(
 
 
 class OllamaTexts(OllamaModel):
-    """One or several texts to embed."""
+    """One or more texts to embed."""
 
     ignored_fields = MACHINE_OPTIONS | {"options"}
 
     input: Text | Annotated[list[Text], Field(max_length=2048, fail_fast=True)] | None = Field(
-        None, description="none: asks only whether the model is loaded"
+        None, description="none: only ask whether the model is loaded"
     )
     truncate: bool | None = Field(True, description="cut texts that are longer than the context")
-    dimensions: Integer = Field(None, ge=0, description="entries that a vector is cut to; 0: all")
+    dimensions: Integer = Field(None, ge=0, description="cut vectors to this length; 0: do not")
 
     @property
     def inputs(self) -> list[str]:
-        """The texts as a list, also where there is only one; an empty text alone does not count."""
+        """The texts as a list, even if there is only one; a single empty text does not count."""
         texts = self.input or []
         return [texts] if isinstance(texts, str) else texts
 
@@ -59,11 +59,11 @@ class OllamaText(OllamaModel):
 
     ignored_fields = MACHINE_OPTIONS | {"options", "truncate"}
 
-    prompt: Text | None = Field(None, description="none: asks only whether the model is loaded")
+    prompt: Text | None = Field(None, description="none: only ask whether the model is loaded")
 
 
 class OllamaVectors(BaseModel):
-    """The vectors of all texts, in their order."""
+    """All texts' vectors, in order."""
 
     model: str
     embeddings: list[list[float]]
@@ -73,14 +73,14 @@ class OllamaVectors(BaseModel):
 
 
 class OllamaVector(BaseModel):
-    """The vector of a text."""
+    """A text's vector."""
 
     embedding: list[float]
 
 
 @router.post(EMBED_PATH, response_model=OllamaVectors, responses=ERRORS)
 async def embed_texts(body: OllamaTexts, ctx: Ctx) -> Response:
-    """Embed one or several texts: the mean of the model's last hidden states, of length 1."""
+    """Embed one or more texts: the mean of the model's last hidden states, of norm 1."""
     engine = require_model(ctx, body)
     figures = OllamaVectors(
         model=body.model_name, embeddings=[], total_duration=1, prompt_eval_count=0

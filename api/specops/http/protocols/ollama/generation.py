@@ -1,8 +1,8 @@
 """POST /api/chat and /api/generate, in Ollama's protocol.
 
-A stream is a line of JSON per step. The served model is always loaded; answers call it what the
-request did. Defaults are Ollama's, except for `repeat_penalty`: Ollama counts the last 64 tokens,
-this server counts all tokens.
+A stream is a line of JSON per step. The served model is always loaded; answers repeat the
+request's name for it. Defaults are Ollama's, except for `repeat_penalty`: Ollama counts the last
+64 tokens, this server counts all.
 """
 
 import time
@@ -69,11 +69,11 @@ from specops.sampling_defaults import SamplingDefaults
 from specops.text.chat_template import question
 from specops.text.json_values import line
 
-_NO_IMAGES = Field(None, description="not supported: this server reads texts only")
+_NO_IMAGES = Field(None, description="not supported: this server only reads text")
 
 
 class OllamaRequest(OllamaModel, LlamaOptions):
-    """The fields that chats and prompts share. Those of `options` may also be at the top level."""
+    """The fields that chats and prompts share; those of `options` may also be at the top level."""
 
     ignored_fields = MACHINE_OPTIONS
     default_sampling = SamplingDefaults(temperature=0.8, top_k=40, top_p=0.9)
@@ -107,7 +107,7 @@ class OllamaRequest(OllamaModel, LlamaOptions):
 
     @property
     def limit(self) -> int | None:
-        """Most tokens of the answer; None: as many as the server allows."""
+        """Maximum tokens of the answer; None: as many as the server allows."""
         return self.num_predict if (self.num_predict or 0) > 0 else None
 
     @property
@@ -117,12 +117,12 @@ class OllamaRequest(OllamaModel, LlamaOptions):
 
     @property
     def streams(self) -> bool:
-        """The answer is a stream."""
+        """Whether the answer is a stream."""
         return self.stream is not False
 
     @property
     def thinks(self) -> bool | None:
-        """Whether the model thinks, if it can; None: as it likes."""
+        """Whether the model reasons, if it can; None: the template's default."""
         return None if self.think is None else bool(self.think)
 
     @cached_property
@@ -154,18 +154,18 @@ class OllamaMessage(OllamaBody):
     """One turn of the conversation."""
 
     role: Text = Field(
-        description="`system`, `user`, `assistant`, `tool`, or one of the template's"
+        description="`system`, `user`, `assistant`, `tool`, or a role of the template's"
     )
     content: Text | None = ""
-    thinking: Text | None = Field(None, description="what the assistant thought")
+    thinking: Text | None = Field(None, description="the assistant's reasoning")
     images: Annotated[Any, Unsupported(None, [])] = _NO_IMAGES
     tool_calls: Items[OllamaCall] | None = None
-    tool_name: Text | None = Field(None, description="of a result: the tool that was called")
-    tool_call_id: Text | None = Field(None, description="of a result: the call that it answers")
+    tool_name: Text | None = Field(None, description="name of the tool that a result is from")
+    tool_call_id: Text | None = Field(None, description="id of the call that a result answers")
 
     @property
     def speaker(self) -> str:
-        """The role by the name that templates have for it."""
+        """The role, as templates name it."""
         role = self.role.lower()
         return {"developer": "system", "function": "tool"}.get(role, role)
 
@@ -185,14 +185,14 @@ class OllamaChat(OllamaRequest):
     """A conversation that the assistant continues."""
 
     messages: Items[OllamaMessage] | None = Field(
-        None, description="none: asks only whether the model is loaded"
+        None, description="none: only ask whether the model is loaded"
     )
     tools: Tools[OllamaTool] | None = Field(
         None, description="functions that the model may call; other types are skipped"
     )
 
     def conversation(self) -> Conversation:
-        """Return the conversation without the protocol.
+        """Return the conversation in the form that all protocols share.
 
         Raises:
             InvalidField: a field's value cannot be used.
@@ -209,7 +209,7 @@ class OllamaChat(OllamaRequest):
 class OllamaPrompt(OllamaRequest):
     """A prompt: a chat model answers it, any other model continues it."""
 
-    prompt: Text | None = Field("", description="empty: asks only whether the model is loaded")
+    prompt: Text | None = Field("", description="empty: only ask whether the model is loaded")
     system: Text | None = Field(None, description="the system message")
     raw: bool | None = Field(False, description="continue the prompt without the chat template")
     suffix: Text | None = Field(None, description="the text after the answer")
@@ -224,7 +224,7 @@ class OllamaPrompt(OllamaRequest):
     def conversation(self) -> Conversation:
         """Return the prompt as a question to a chat model.
 
-        A conversation that goes on has its system message already.
+        A `context` has its system message already.
         """
         before = tuple(self.context or ())
         return conversation(
@@ -235,10 +235,10 @@ class OllamaPrompt(OllamaRequest):
         )
 
     def check(self) -> None:
-        """Check that no fields exclude each other.
+        """Refuse fields that exclude each other.
 
         Raises:
-            InvalidField: `raw` is set together with what only a template can use.
+            InvalidField: `raw` is set together with a field that needs the template.
         """
         for name in ("system", "context"):
             if self.raw and getattr(self, name):
@@ -273,7 +273,7 @@ class OllamaReply(BaseModel):
     logprobs: list[TokenLogprob] | None = Field(None, description="of the new tokens")
     total_duration: int | None = Field(None, description="from the request's arrival")
     load_duration: int | None = Field(None, description="0: the model stays loaded")
-    prompt_eval_count: int | None = Field(None, description="tokens of the prompt")
+    prompt_eval_count: int | None = Field(None, description="prompt tokens")
     prompt_eval_duration: int | None = Field(None, description="from the queue to the first token")
     eval_count: int | None = Field(None, description="tokens generated")
     eval_duration: int | None = Field(None, description="from the first token to the last")
@@ -291,15 +291,15 @@ class OllamaPromptReply(OllamaReply):
     response: str
     thinking: str | None = None
     context: list[int] | None = Field(
-        None, description="tokens of prompt and answer, for the next request's `context`"
+        None, description="tokens of the prompt and answer, for the next request's `context`"
     )
 
 
 def _for_template(turns: Sequence[OllamaMessage]) -> list[Message]:
-    """Return the messages for a chat template: it wants an id for each call and its result.
+    """Return the messages for a chat template, which needs an id for each call and result.
 
-    A result answers the call whose id it has, else the first open one of its tool's. A result
-    without a call stands alone: the messages before it may have been left out.
+    A result answers the call with its id, or else its tool's first unanswered call. A result may
+    have no call: the client may have left out earlier messages.
     """
     messages: list[Message] = []
     unanswered: list[tuple[str, str]] = []  # calls without a result: id and name
@@ -308,7 +308,7 @@ def _for_template(turns: Sequence[OllamaMessage]) -> list[Message]:
     def new_id() -> str:
         nonlocal count
         count += 1
-        return f"{count:09d}"  # Mistral's templates take nine letters
+        return f"{count:09d}"  # Mistral's templates accept nine characters
 
     for turn in turns:
         text = turn.content or ""
@@ -349,8 +349,8 @@ Calls = Sequence[dict[str, Any]]
 async def chat(body: OllamaChat, ctx: Ctx) -> Response:
     """Continue a conversation.
 
-    With `stream`, which is the default, the answer is a line of JSON per step; the last one has
-    the figures.
+    With `stream` (the default) the answer is a line of JSON per step; the last one has the
+    figures.
     """
     engine = require_model(ctx, body)
     if not body.messages:
@@ -362,7 +362,7 @@ async def chat(body: OllamaChat, ctx: Ctx) -> Response:
 
 @router.post(PROMPT_PATH, response_model=OllamaPromptReply, responses=RESPONSES, name="generate")
 async def answer_prompt(body: OllamaPrompt, ctx: Ctx) -> Response:
-    """Answer a prompt; with `raw`, or where the model is no chat model, continue it."""
+    """Answer a prompt; with `raw`, or if the model is no chat model, continue it."""
     engine = require_model(ctx, body)
     body.check()
     before = prompt_tokens(body.context or [], engine, "context")
@@ -385,7 +385,7 @@ async def answer_prompt(body: OllamaPrompt, ctx: Ctx) -> Response:
 
 
 def _nothing_asked(body: OllamaRequest) -> dict[str, Any]:
-    """Return the answer to an empty request, by which clients have a model loaded or unloaded."""
+    """Return the answer to an empty request, with which clients load or unload a model."""
     return _heading(body) | {"done": True, "done_reason": body.done_reason}
 
 
@@ -402,7 +402,7 @@ class _Writer(Writer):
         (self._answer,) = generation.answers
 
     def _fields(self, text: str, reasoning: str, calls: Calls) -> dict[str, Any]:
-        """Return the fields of a reply that have its text, its reasoning and its calls."""
+        """Return the reply's fields for text, reasoning and calls."""
         raise NotImplementedError
 
     def whole(self) -> OllamaReply:
@@ -454,14 +454,14 @@ class _Writer(Writer):
         return {"logprobs": [token.model_dump() for token in reported]} if reported else {}
 
     def _tokens(self) -> list[int]:
-        """Return the tokens of prompt and answer, without the end token."""
+        """Return the tokens of the prompt and answer, without the end token."""
         tokens = [piece.token for piece in self._answer.pieces]
         while tokens and not self._engine.tokenizer.decode(tokens[-1:]):
             tokens.pop()
         return [*self._answer.request.prompt_tokens, *tokens]
 
     def _figures(self) -> dict[str, Any]:
-        """Return the fields of the end; a client divides by the durations, so none is 0."""
+        """Return the last line's fields; clients divide by these durations, so none is 0."""
         answer = self._answer
         stats = answer.stats
         body = self._body

@@ -29,17 +29,16 @@ from specops.http.state import Context, Ctx
 from specops.text.fill_in import FillIn
 
 _MODEL_ERRORS = error_responses(401, 500, 503, model=OllamaErrorResponse)
-# The version of Ollama's API: clients ask for a minimum, and `codex --oss` for this one, which has
-# /v1/responses.
+# Clients require a minimum version of Ollama: `codex --oss` this one, for /v1/responses.
 _PROTOCOL = "0.13.4"
-_FOREVER = "2318-01-01T00:00:00Z"  # what Ollama says of a model that it never unloads
-_ARCHITECTURE = "specops"  # prefix of the keys of `model_info`
+_FOREVER = "2318-01-01T00:00:00Z"  # Ollama's expiry of a model that it never unloads
+_ARCHITECTURE = "specops"  # prefix of the keys in `model_info`
 router = APIRouter(tags=["ollama"])
 PROTOCOL = Protocol(  # the conventions of all of Ollama's endpoints
     router=router,
     prefixes=("/api/",),
     id_headers=("x-request-id",),
-    any_media_type=True,  # as Ollama does, and its users' curl sends none of the right type
+    any_media_type=True,  # as Ollama does: its users' curl commands do not set the type
     error_json=lambda error: {"error": error.detail},
     event=b"%b\n",
     too_long_message="the input length exceeds the context length: {prompt} tokens > {longest}",
@@ -48,27 +47,27 @@ PROTOCOL = Protocol(  # the conventions of all of Ollama's endpoints
 
 
 class OllamaPull(OllamaModel):
-    """A model to download: only the one that is here."""
+    """A model to download; only the served model is accepted."""
 
     insecure: bool | None = Field(None, description="without effect: nothing is downloaded")
     stream: bool | None = Field(True, description="a line of JSON per step")
 
 
 class OllamaStatus(BaseModel):
-    """The progress of a download: served models are always complete."""
+    """A download's progress; the served model is always complete."""
 
     status: str
 
 
 @router.get("/api/version", responses=error_responses(401, 500, model=OllamaErrorResponse))
 async def version() -> dict[str, str]:
-    """Return the version of Ollama whose API this is."""
+    """Return the version of Ollama whose API this server implements."""
     return {"version": _PROTOCOL}
 
 
 @router.get("/api/tags", responses=_MODEL_ERRORS)
 async def tags(ctx: Ctx) -> dict[str, list[dict[str, Any]]]:
-    """List the model that is loaded."""
+    """List the loaded model."""
     engine = ctx.engine
     more = {"modified_at": _loaded_since(ctx), "capabilities": _capabilities(engine)}
     return {"models": [_model(engine) | more]}
@@ -76,7 +75,7 @@ async def tags(ctx: Ctx) -> dict[str, list[dict[str, Any]]]:
 
 @router.get("/api/ps", responses=_MODEL_ERRORS)
 async def running(ctx: Ctx) -> dict[str, list[dict[str, Any]]]:
-    """List the model that is loaded, with its context length."""
+    """List the loaded model, with its context length."""
     engine = ctx.engine
     more = {"expires_at": _FOREVER, "size_vram": 0, "context_length": engine.info.context}
     return {"models": [_model(engine) | more]}
@@ -84,7 +83,7 @@ async def running(ctx: Ctx) -> dict[str, list[dict[str, Any]]]:
 
 @router.post("/api/show", responses=ERRORS)
 async def show(body: OllamaModel, response: Response, ctx: Ctx) -> dict[str, Any]:
-    """Describe the model that is loaded, and its capabilities."""
+    """Describe the loaded model and its capabilities."""
     engine = require_model(ctx, body)
     ignore_unknown(ctx, body)
     response.headers.update(answer_headers(ctx))
@@ -110,7 +109,7 @@ async def show(body: OllamaModel, response: Response, ctx: Ctx) -> dict[str, Any
 
 @router.post("/api/pull", response_model=OllamaStatus, responses=RESPONSES)
 async def pull(body: OllamaPull, ctx: Ctx) -> Response:
-    """Say that the model that is loaded is here, as Ollama does of one that it has already."""
+    """Report success for the loaded model, as Ollama does for one that it already has."""
     require_model(ctx, body, exact=True)
     ignore_unknown(ctx, body)
     headers = answer_headers(ctx)
@@ -174,7 +173,7 @@ def _modelfile(engine: Engine) -> str:
     """Return the model and its settings as an Ollama Modelfile."""
     info, template = engine.info, engine.chat_template
     lines = [
-        "# What the server has, as a Modelfile; the template is Jinja",
+        "# The server's model and settings as a Modelfile; the template is Jinja",
         f"FROM {tagged(engine.info.name)}",
     ]
     if template:

@@ -63,7 +63,7 @@ from specops.http.state import Ctx
 from specops.request import TokenOutput
 from specops.text.tools.blocks import Block
 
-# The id of calls in OpenAI's older form, which has none. Mistral's templates take nine characters.
+# The id of calls in OpenAI's older form, which has none. Mistral's templates need nine characters.
 _FUNCTION_CALL = "functions"
 
 
@@ -75,7 +75,7 @@ class FunctionCall(Body):
 
 
 class CustomCall(Body):
-    """The custom tool that was called, whose input is no JSON."""
+    """The custom tool that was called; its input is not JSON."""
 
     name: Text
     input: Text
@@ -103,25 +103,28 @@ class Message(Body):
     """One turn of the conversation."""
 
     role: Text = Field(
-        description="system, developer, user, assistant, tool, function, or one of the template's"
+        description="system, developer, user, assistant, tool, function, or a role of the "
+        "template's"
     )
-    content: Content | None = Field(None, description="null only of assistant, tool and function")
+    content: Content | None = Field(
+        None, description="null only if the role is assistant, tool or function"
+    )
     name: Text | None = None
     tool_calls: Items[ToolCall] | None = None
     tool_call_id: Text | None = Field(None, description="id of the call that a result answers")
     reasoning_content: Text | None = Field(
         None,
         validation_alias=names_of("reasoning_content"),
-        description="what the assistant thought",
+        description="the assistant's reasoning",
     )
-    refusal: Text | None = Field(None, description="what the assistant said instead of an answer")
+    refusal: Text | None = Field(None, description="the assistant's refusal, in place of an answer")
     function_call: FunctionCall | None = Field(None, description="older form of `tool_calls`")
 
     def for_template(self, ignored: list[str]) -> dict[str, Any]:
         """Return the message for a chat template: plain text, and a role that templates know.
 
         Args:
-            ignored: gets the names of parts that are left out of it.
+            ignored: receives the names of the parts left out.
         """
         name = {} if self.name is None else {"name": self.name}
         if self.role in ("tool", "function"):
@@ -152,14 +155,14 @@ class NamedTool(Body):
 
 
 class AllowedTools(Body):
-    """The tools that may be called, of all that the prompt describes."""
+    """The tools that may be called, among those that the prompt describes."""
 
     mode: Literal["auto", "required"]
     tools: Some[NamedTool]
 
 
 class AllowedChoice(Body):
-    """Some of the tools may be called, or must be."""
+    """A choice of some tools: the model may or must call one of them."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
@@ -199,20 +202,20 @@ class ChatRequest(OpenAiRequest):
     tool_choice: Mode | _Chosen | None = None
     parallel_tool_calls: bool | None = Field(True, description="false: one call at most")
     reasoning_effort: str | None = Field(None, description="`none`: no reasoning")
-    reasoning: Reasoning | None = Field(None, description="the same, and a budget of tokens")
+    reasoning: Reasoning | None = Field(None, description="`reasoning_effort`, and a token budget")
     thinking_budget_tokens: Integer = Field(
         None,
         validation_alias=names_of("thinking_budget_tokens"),
-        description="maximum tokens of reasoning, also by llama-server's and vLLM's other names; "
-        "-1: as many as the answer",
+        description="maximum tokens of reasoning, also by llama-server's and vLLM's names; -1: as "
+        "many as the answer",
     )
     reasoning_format: Literal["auto", "deepseek", "deepseek-legacy", "none"] | None = Field(
         None,
         description="`none`: reasoning stays in `content`, between the model's marks; "
-        "`deepseek-legacy`: they do in a stream",
+        "`deepseek-legacy`: so it does in a stream",
     )
     chat_template_kwargs: FreeObject | None = Field(
-        None, description="more variables for the chat template, such as `enable_thinking`"
+        None, description="additional variables for the chat template, such as `enable_thinking`"
     )
     truncate_prompt_tokens: Annotated[Any, Unsupported(None)] = Field(
         None, description="not supported: a conversation would be cut within a message"
@@ -221,13 +224,13 @@ class ChatRequest(OpenAiRequest):
         False, description="streams: each choice has `tokens`, like the events of `/generate`"
     )
     functions: Annotated[Any, Unsupported(None, [])] = Field(
-        None, description="not supported: `tools`"
+        None, description="not supported: use `tools`"
     )
     function_call: Annotated[Any, Unsupported(None, "none", "auto")] = Field(
-        None, description="not supported: `tool_choice`"
+        None, description="not supported: use `tool_choice`"
     )
     modalities: Annotated[Any, Unsupported(None, ["text"])] = Field(
-        None, description="not supported: text"
+        None, description="not supported: this server only writes text"
     )
     audio: Annotated[Any, Unsupported(None)] = Field(None, description="not supported")
     web_search_options: Annotated[Any, Unsupported(None)] = Field(None, description="not supported")
@@ -242,7 +245,7 @@ class ChatRequest(OpenAiRequest):
 
     @property
     def limit(self) -> int | None:
-        """Most tokens of an answer; None: as many as the server allows."""
+        """Maximum tokens of an answer; None: as many as the server allows."""
         names = (self.max_completion_tokens, self.max_tokens, self.n_predict)
         limit = next((value for value in names if value is not None), -1)
         return None if limit < 0 else limit
@@ -253,7 +256,7 @@ class ChatRequest(OpenAiRequest):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def conversation(self) -> Conversation:
-        """Return the conversation without the protocol.
+        """Return the conversation in the form that all protocols share.
 
         Raises:
             InvalidField: a field's value cannot be used.
@@ -288,7 +291,7 @@ class ChatRequest(OpenAiRequest):
 
 
 class ChatLogprobs(BaseModel):
-    """Probabilities, one item per token of the answer."""
+    """The probabilities of the answer's tokens, one item per token."""
 
     content: list[TokenLogprob]
     refusal: None = None
@@ -306,11 +309,11 @@ class AnswerMessage(BaseModel):
     """The assistant's message."""
 
     role: Literal["assistant"] = "assistant"
-    content: str | None = Field(description="null where the assistant only calls tools")
+    content: str | None = Field(description="null if the assistant only calls tools")
     refusal: None = None
     annotations: list[Any] = Field(default=[], description="empty: nothing was searched")
     reasoning_content: str | None = Field(
-        None, exclude_if=absent, description="what the assistant thought, if it did"
+        None, exclude_if=absent, description="the assistant's reasoning, if any"
     )
     tool_calls: list[AnswerCall] | None = Field(None, exclude_if=absent)
 
@@ -354,9 +357,10 @@ PROTOCOL = Protocol(
 async def chat_completions(body: ChatRequest, ctx: Ctx) -> Response:
     """Continue a conversation.
 
-    The model's own chat template makes a prompt of the messages. With `stream` the answer is a
-    series of server-sent events with a `delta` in place of the message; the last one has no
-    choices but `timings`, and `usage` if the client asked for it; then `[DONE]`.
+    The model's chat template renders the messages as a prompt. With `stream` the answer is a
+    series of server-sent events with a `delta` in place of the message; the last one also has
+    `timings`. With `include_usage`, a further one has these and `usage`, but no choices. `[DONE]`
+    ends the stream.
     """
     engine = check_model(ctx, body.model or "")
     generation = await generate_chat(ctx, body, body.conversation)
@@ -402,7 +406,7 @@ class _Writer(OpenAiWriter):
         index, events, pieces = step.index, b"", step.output.pieces
         ids = self.token_ids(index, pieces)
         if index not in self._begun:
-            prompt = {} if self._begun else ids  # all answers have the same
+            prompt = {} if self._begun else ids  # all answers have the same prompt
             self._begun.add(index)
             first = {"role": "assistant", "content": "", "refusal": None}
             events += self._chunk(index, first, prompt_token_ids=prompt.get("prompt_token_ids"))
@@ -425,7 +429,7 @@ class _Writer(OpenAiWriter):
         return events
 
     def _deltas(self, step: Step) -> Iterator[dict[str, Any]]:
-        """Yield a step's news in OpenAI's form: a call's name first, then pieces of arguments."""
+        """Yield a step's deltas in OpenAI's form: a call's name, then pieces of its arguments."""
         blocks = self.generation.answers[step.index].blocks
         for position, text in step.deltas:
             block = blocks[position]
@@ -459,7 +463,7 @@ class _Writer(OpenAiWriter):
         return self.chunk(choice | dict(tokens), **more)
 
     def _logprobs(self, pieces: Sequence[TokenOutput]) -> ChatLogprobs | None:
-        """Return the tokens' probabilities; None without tokens or if nobody asked for them."""
+        """Return the tokens' probabilities; None if there are no tokens, or no request for them."""
         as_ids = bool(self._body.return_tokens_as_token_ids)
         content = token_logprobs(pieces, self.engine.tokenizer, as_ids=as_ids)
         return ChatLogprobs(content=content) if content else None

@@ -1,7 +1,7 @@
 """Shared by completions and chats of OpenAI's protocol: options, usage, timings, chunks.
 
-Field names and defaults are OpenAI's. Fields of that API that this server does not support are
-refused by name, unless their value asks for nothing.
+Field names and defaults are OpenAI's. The server refuses a field that it does not support by
+name, unless the value has no effect.
 """
 
 import time
@@ -29,8 +29,8 @@ from specops.request import TokenOutput
 
 ERRORS = error_responses(*GENERATING, 404)
 RESPONSES = EVENTS | ERRORS
-MAX_CHOICES = 128  # OpenAI's own bound of `n`
-MAX_LIKELY = 20  # tokens for each position: OpenAI's bound of `top_logprobs`
+MAX_CHOICES = 128  # OpenAI's limit of `n`
+MAX_LIKELY = 20  # tokens per position: OpenAI's limit of `top_logprobs`
 _ITEMS = {"type": ["object", "null"]}
 PromptLogprobs = Annotated[Any, WithJsonSchema({"type": ["array", "null"], "items": _ITEMS})]
 
@@ -40,9 +40,9 @@ class StreamOptions(Body):
 
     ignored_fields = frozenset({"include_obfuscation"})
 
-    include_usage: bool | None = Field(None, description="one more chunk, with the usage")
+    include_usage: bool | None = Field(None, description="add a last chunk with the usage")
     continuous_usage_stats: bool | None = Field(
-        None, description="every chunk has the usage so far; only with `include_usage`"
+        None, description="report the usage so far in every chunk; only with `include_usage`"
     )
 
 
@@ -53,25 +53,25 @@ class OpenAiRequest(ReportingOptions):
 
     model: Text | None = Field(None, description="as in GET /v1/models")
     n: Integer = Field(1, ge=1, le=MAX_CHOICES, description="answers to each prompt")
-    stream_options: StreamOptions | None = Field(None, description="only where `stream` is true")
+    stream_options: StreamOptions | None = Field(None, description="only if `stream` is true")
     logprob_token_ids: (
         Annotated[list[TokenId], Field(min_length=1, max_length=MAX_LIKELY)] | None
-    ) = Field(None, description="with `logprobs`: these tokens in place of the likeliest")
+    ) = Field(None, description="with `logprobs`: report these tokens in place of the likeliest")
     prompt_logprobs: Integer = Field(
         None,
         ge=0,
         le=MAX_LIKELY,
-        description="report probability and rank of the prompt's tokens, and of this many likely "
-        "ones; not in streams",
+        description="report the probability and rank of each prompt token, and of this many "
+        "likeliest alternatives; not in streams",
     )
     return_token_ids: bool | None = Field(
-        False, description="`prompt_token_ids`, and of each choice `token_ids`"
+        False, description="report `prompt_token_ids`, and each choice's `token_ids`"
     )
     return_tokens_as_token_ids: bool | None = Field(
-        False, description="log-probabilities name tokens as `token_id:NUMBER`"
+        False, description="write tokens as `token_id:NUMBER` in log-probabilities"
     )
     include_stop_str_in_output: bool | None = Field(
-        False, description="the answer ends with its stop string"
+        False, description="keep the stop string at the end of the answer"
     )
 
     @model_validator(mode="after")
@@ -96,25 +96,27 @@ class OpenAiRequest(ReportingOptions):
 
     @property
     def prompt_top(self) -> int | None:
-        """Number of likeliest tokens to report for each token of the prompt; None: nothing."""
+        """Number of likeliest tokens to report for each prompt token; None: nothing."""
         return self.prompt_logprobs
 
     @property
     def includes_stop(self) -> bool:
-        """The stop string that ends an answer is a part of it."""
+        """Whether the answer keeps the stop string that ends it."""
         return bool(self.include_stop_str_in_output)
 
 
 class PromptTokensDetails(BaseModel):
-    """Where the tokens of the prompts came from."""
+    """Where the prompts' tokens came from."""
 
-    cached_tokens: int = Field(description="computed for an earlier request")
+    cached_tokens: int = Field(description="tokens from the cache")
 
 
 class CompletionTokensDetails(BaseModel):
-    """What the tokens of the answers were for."""
+    """What the answers' tokens were for."""
 
-    reasoning_tokens: int = Field(description="by the reasoning's share of the characters")
+    reasoning_tokens: int = Field(
+        description="estimated from the reasoning's share of the characters"
+    )
 
 
 class Usage(BaseModel):
@@ -128,21 +130,21 @@ class Usage(BaseModel):
 
 
 class Timings(BaseModel):
-    """The figures of llama.cpp's server, and those of the draft tokens; sums over all choices."""
+    """llama-server's figures, and the draft tokens'; sums over all choices."""
 
-    cache_n: int = Field(description="tokens of the prompts that needed no pass")
-    prompt_n: int = Field(description="the other tokens of the prompts")
+    cache_n: int = Field(description="prompt tokens from the cache")
+    prompt_n: int = Field(description="prompt tokens computed")
     prompt_ms: float = Field(description="from leaving the queue to the first token")
     prompt_per_token_ms: float
     prompt_per_second: float
     predicted_n: int = Field(description="tokens generated")
     predicted_ms: float = Field(description="from the first token to the last")
-    predicted_per_token_ms: float = Field(description="for each token after the first")
-    predicted_per_second: float = Field(description="tokens after the first, of one choice")
+    predicted_per_token_ms: float = Field(description="per token after the first")
+    predicted_per_second: float = Field(description="tokens after the first, for one choice")
     draft_n: int = Field(description="draft tokens verified")
     draft_n_accepted: int = Field(description="draft tokens accepted")
     accepted_found_in: dict[str, int] = Field(description="as in `/generate`'s `details`")
-    queue_ms: float = Field(description="before a slot was free")
+    queue_ms: float = Field(description="waiting for a slot")
     steps: int = Field(description="decode and verify passes of the target")
     tokens_per_step: float = Field(description="tokens after the first, per pass")
     drafter: str
@@ -161,12 +163,12 @@ class OpenAiWriter(Writer):
     Args:
         generation: the answers.
         engine: names the model.
-        prefix: of the answer's id.
+        prefix: beginning of the answer's id.
         kind: the `object` of each body or chunk.
-        body: the client's wishes.
+        body: the request.
 
     Attributes:
-        heading: the fields that every body and every chunk begins with.
+        heading: the first fields of every body and chunk.
     """
 
     def __init__(
@@ -187,7 +189,7 @@ class OpenAiWriter(Writer):
         self._continuous_usage = bool(options and options.continuous_usage_stats)
 
     def prompt_logprobs(self, index: int) -> Iterator[dict[str, Any] | None] | None:
-        """Return the probabilities of the prompt of an answer, if the client wants them."""
+        """Return the probabilities of an answer's prompt, if requested."""
         answer, top = self.generation.answers[index], self._body.prompt_logprobs
         if top is None:
             return None
@@ -195,7 +197,7 @@ class OpenAiWriter(Writer):
         return prompt_logprobs(sent, answer.prompt, top, self.engine.tokenizer)
 
     def token_ids(self, index: int, pieces: Sequence[TokenOutput]) -> dict[str, list[int]]:
-        """Return the tokens of these pieces, and with an answer's first also of its prompt."""
+        """Return the pieces' tokens; with an answer's first pieces, also its prompt's."""
         if not self._body.return_token_ids:
             return {}
         answer, ids = self.generation.answers[index], [piece.token for piece in pieces]
@@ -212,7 +214,7 @@ class OpenAiWriter(Writer):
             data["usage"] = so_far
         elif self.generation.complete and choice["finish_reason"]:
             data["timings"] = timings(self.generation.answers).model_dump()
-        begins = "role" in choice.get("delta", ())  # a chunk that tells nothing yet
+        begins = "role" in choice.get("delta", ())  # a chunk that has nothing to report yet
         return event(data if begins else reports(answer) | data)
 
     def end(self) -> bytes:
@@ -244,7 +246,7 @@ def usage(generation: Generation) -> Usage:
 
 
 def timings(answers: Sequence[Answer]) -> Timings:
-    """Sum up the figures of answers."""
+    """Sum up the answers' figures."""
     stats = [answer.stats for answer in answers]
     cached = sum(item.cached_prompt_tokens for item in stats)
     prompt = sum(item.prompt_tokens for item in stats) - cached
@@ -273,9 +275,9 @@ def timings(answers: Sequence[Answer]) -> Timings:
 
 
 def reports(answer: Answer) -> dict[str, Any]:
-    """Return the progress fields of a stream's event, if the client wants them.
+    """Return the progress fields of a stream's event, if requested.
 
-    Progress on the prompt is sent once.
+    Progress on the prompt is reported once.
     """
     stats, told = answer.stats, dict[str, Any]()
     if answer.request.step_stats and answer.pieces:

@@ -49,7 +49,7 @@ Prompts = (
 
 
 class CompletionRequest(OpenAiRequest):
-    """One or several prompts to continue, as text or as tokens."""
+    """One or more prompts to continue, as text or tokens."""
 
     limit_field = "max_tokens"
 
@@ -64,21 +64,21 @@ class CompletionRequest(OpenAiRequest):
         None,
         ge=0,
         le=MAX_LIKELY,
-        description="report the probability of each token and of this many others",
+        description="report the probability of each token and of this many alternatives",
     )
     echo: bool | None = Field(False, description="begin the answer with the prompt")
     best_of: Integer = Field(
         None,
         ge=1,
         le=MAX_CHOICES,
-        description="generate this many answers, return the `n` of the highest mean "
+        description="generate this many answers, and return the `n` with the highest mean "
         "log-probability",
     )
     truncate_prompt_tokens: MostTokens | None = Field(
-        None, description="maximum tokens of a prompt; below 0: as many as leave the answer room"
+        None, description="maximum tokens of a prompt; below 0: leave room for the answer"
     )
     truncation_side: Literal["left", "right"] | None = Field(
-        None, description="where a prompt is cut: `left` (the default) or `right`"
+        None, description="side on which to cut a prompt: `left` (default) or `right`"
     )
     suffix: Text | None = Field(None, description="the text after the answer")
 
@@ -95,38 +95,38 @@ class CompletionRequest(OpenAiRequest):
 
     @property
     def returned(self) -> int:
-        """Number of answers to each prompt that the client gets."""
+        """Number of answers returned for each prompt."""
         return self.n or 1
 
     @property
     def choices(self) -> int:
-        """Number of answers to each prompt that are drawn."""
+        """Number of answers generated for each prompt."""
         return self.best_of or self.returned
 
     @property
     def ranks(self) -> bool:
-        """More answers are drawn than returned: the best ones have to be found."""
+        """Whether only the best of the generated answers are returned."""
         return self.choices > self.returned
 
     @property
     def limit(self) -> int | None:
-        """Most tokens of an answer; None: as many as the server allows."""
+        """Maximum tokens of an answer; None: as many as the server allows."""
         limit = _DEFAULT_TOKENS if self.max_tokens is None else self.max_tokens
         return None if limit < 0 else limit
 
     @property
     def token_logprobs(self) -> int | None:
-        """Number of likeliest tokens to report; ranking needs the chosen tokens' at least."""
+        """Number of likeliest tokens to report; ranking needs the chosen tokens' probabilities."""
         return 0 if self.ranks and self.logprobs is None else self.logprobs
 
     @property
     def prompt_top(self) -> int | None:
-        """Number of likeliest tokens to report for each token of the prompt; None: nothing."""
+        """Number of likeliest tokens to report for each prompt token; None: nothing."""
         wanted = (self.prompt_logprobs, self.logprobs if self.echo else None)
         return max((count for count in wanted if count is not None), default=None)
 
     def truncated(self, tokens: Sequence[int], context: int) -> Tokens:
-        """Return the end of a prompt, or its beginning, if the client wants only that."""
+        """Truncate a prompt's tokens if requested; `context` is the model's, in tokens."""
         most = self.truncate_prompt_tokens
         if most is None:
             return tuple(tokens)
@@ -135,7 +135,7 @@ class CompletionRequest(OpenAiRequest):
 
     @property
     def prompts(self) -> list[str | list[int | str]]:
-        """The prompts as a list, also where there is only one."""
+        """The prompts as a list, even if there is only one."""
         return listed(self.prompt)
 
 
@@ -143,13 +143,13 @@ class CompletionLogprobs(BaseModel):
     """Natural logarithms of probabilities, one item per token of the text."""
 
     tokens: list[str]
-    token_logprobs: list[float | None] = Field(description="null: the token follows nothing")
+    token_logprobs: list[float | None] = Field(description="null for a prompt's first token")
     top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int] = Field(description="where in the choice's text the token begins")
+    text_offset: list[int] = Field(description="where the token begins in the choice's text")
 
 
 class CompletionChoice(BaseModel):
-    """One answer, or in a stream the part of it that a step brought."""
+    """One answer, or in a stream one step's part of it."""
 
     index: int
     text: str
@@ -161,7 +161,7 @@ class CompletionChoice(BaseModel):
 
 
 class Completion(BaseModel):
-    """All answers; in a stream what one step brought, with the usage in the last event."""
+    """All answers; in a stream one step's parts, with the usage in the last event."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -184,11 +184,11 @@ PROTOCOL = Protocol(
 
 @router.post(PATH, response_model=Completion, responses=RESPONSES)
 async def completions(body: CompletionRequest, ctx: Ctx) -> Response:
-    """Continue one or several prompts.
+    """Continue one or more prompts.
 
     With `stream` the answer is a series of server-sent events, each with the fields of the plain
-    answer and the new text; the last one has no choices but `timings`, and `usage` if the client
-    asked for it; then `[DONE]`.
+    answer and the new text; the last one also has `timings`. With `include_usage`, a further one
+    has these and `usage`, but no choices. `[DONE]` ends the stream.
     """
     engine = check_model(ctx, body.model or "")
     cuts = body.truncate_prompt_tokens is not None
@@ -243,7 +243,7 @@ class _Writer(OpenAiWriter):
         return self.chunk(choice | self.token_ids(index, pieces))
 
     def _returned(self) -> Sequence[int]:
-        """Return the indexes of the answers that the client gets: the best ones of each prompt."""
+        """Return the indexes of the returned answers: each prompt's best."""
         answers, body = self.generation.answers, self._body
         if not body.ranks:
             return range(len(answers))
@@ -278,18 +278,18 @@ class _Text:
         self._names_ids = bool(body.return_tokens_as_token_ids)
         self._length = 0  # of the text whose tokens have been reported
         self._prompt_reported = False
-        self._echo = ""  # text that the next choice begins with
-        self._spells = False  # it is made of tokens, special ones spelled out
+        self._echo = ""  # the beginning of the next choice's text
+        self._spells = False  # whether the echo is decoded tokens, special ones included
         if body.echo:
             sent, whole = answer.request.prompt_tokens, body.truncate_prompt_tokens is None
             self._spells = not (isinstance(prompt, str) and whole)
             self._echo = tokenizer.decode(sent, special=True) if self._spells else str(prompt)
 
     def choice(self, index: int, pieces: Sequence[TokenOutput], finish: Any) -> dict[str, Any]:
-        """Return the fields of a choice with the text and the probabilities of these pieces."""
+        """Return a choice's fields, with these pieces' text and probabilities."""
         logprobs = self._logprobs(pieces) if self._shows_logprobs else None
         text, self._echo = self._echo + "".join([piece.text for piece in pieces]), ""
-        # Not a pydantic model: that takes five times as long, and this runs in every step.
+        # No pydantic model: it takes five times as long, and this runs in every step.
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
     def _logprobs(self, pieces: Sequence[TokenOutput]) -> dict[str, Any] | None:
@@ -319,7 +319,7 @@ class _Text:
         name = partial(token_name, tokenizer=self._tokenizer, as_id=self._names_ids)
         logprobs.tokens.append(name(token))
         logprobs.token_logprobs.append(None if logprob is None else logprob.chosen)
-        # Of two tokens with the same spelling the likelier one stays; the chosen one is among them.
+        # The chosen token is among them. If two tokens have the same spelling, the likelier stays.
         likely = logprob.top[: self._top] if logprob else ()
         top = None if logprob is None else [(token, logprob.chosen), *reversed(likely)]
         logprobs.top_logprobs.append(

@@ -25,11 +25,11 @@ from specops.http.protocols.openai.common import ERRORS
 from specops.http.state import Ctx
 from specops.text.json_values import dumps
 
-MAX_INPUTS = 2048  # OpenAI's own bound
+MAX_INPUTS = 2048  # OpenAI's limit
 
 
 class EmbeddingText(Body):
-    """A text as llama-server writes one that may have images: whole, or as parts."""
+    """llama-server's form of a text that may have images: whole, or in parts."""
 
     prompt_string: Text | None = None
     content: Some[Part] | None = None
@@ -39,7 +39,7 @@ class EmbeddingText(Body):
         """The text.
 
         Raises:
-            InvalidField: it has parts that are no texts, or nothing.
+            InvalidField: it is empty, or a part is not text.
         """
         if self.prompt_string is None and self.content is None:
             raise InvalidField("input", "an object needs `prompt_string` or `content`")
@@ -50,7 +50,7 @@ _Input = Text | MixedPrompt | EmbeddingText
 
 
 class EmbeddingRequest(Body):
-    """One or several texts to embed, as text or as tokens."""
+    """One or more texts to embed, as text or tokens."""
 
     ignored_fields = frozenset({"user"})
 
@@ -62,21 +62,21 @@ class EmbeddingRequest(Body):
         | Annotated[list[_Input], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
     ) = Field(validation_alias=names_of("input"))
     encoding_format: Literal["float", "base64"] | None = Field(
-        "float", description="numbers, or the base64 of 32-bit floats, little endian"
+        "float", description="numbers, or the base64 of little-endian 32-bit floats"
     )
     dimensions: Integer = Field(
-        None, ge=1, description="only the size that the model's embeddings have"
+        None, ge=1, description="the length of the model's embeddings; no other is supported"
     )
 
     @property
     def inputs(self) -> list[str | list[int | str]]:
-        """The texts as a list, also where there is only one."""
+        """The texts as a list, even if there is only one."""
         inputs = listed(self.input)
         return [item.text if isinstance(item, EmbeddingText) else item for item in inputs]
 
 
 class Embedding(BaseModel):
-    """The vector of one text; its length is 1."""
+    """A text's vector, of norm 1."""
 
     object: Literal["embedding"] = "embedding"
     index: int
@@ -91,7 +91,7 @@ class EmbeddingUsage(BaseModel):
 
 
 class EmbeddingList(BaseModel):
-    """The vectors of all texts, in their order."""
+    """All texts' vectors, in order."""
 
     object: Literal["list"] = "list"
     data: list[Embedding]
@@ -100,7 +100,7 @@ class EmbeddingList(BaseModel):
 
 
 class LlamaEmbedding(BaseModel):
-    """The vector of one text as llama-server's own endpoint returns it: in a list of one."""
+    """A text's vector as llama-server returns it: in a list of one."""
 
     index: int
     embedding: list[list[float]]
@@ -120,7 +120,7 @@ PROTOCOL = Protocol(
 
 @router.post(PATH, response_model=EmbeddingList, responses=ERRORS)
 async def embeddings(body: EmbeddingRequest, ctx: Ctx) -> Response:
-    """Embed one or several texts: the mean of the model's last hidden states, of length 1."""
+    """Embed one or more texts: the mean of the model's last hidden states, of norm 1."""
     engine = check_model(ctx, body.model or "")
     own = engine.info.embedding_size
     if own and body.dimensions not in (None, own):
@@ -140,7 +140,7 @@ async def embeddings(body: EmbeddingRequest, ctx: Ctx) -> Response:
 
 @router.post(LLAMA, response_model=list[LlamaEmbedding], responses=ERRORS)
 async def embedding(body: EmbeddingRequest, ctx: Ctx) -> Response:
-    """Embed one or several texts; the answer is llama-server's list."""
+    """Embed one or more texts; the answer is llama-server's list."""
     check_model(ctx, body.model or "")
     generation, vectors, _ = await embed(ctx, body, body.inputs)
     items = (dumps({"index": i, "embedding": [vector]}) for i, vector in enumerate(vectors))

@@ -1,4 +1,4 @@
-"""What a request of /v1/responses has of a conversation: its items, and its functions' names."""
+"""The conversation in a request of /v1/responses: its items, and its functions' names."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ from specops.text.json_values import dumps
 from specops.text.tools.formats import MAX_NAME, Tool
 
 FIELD = "input"
-# Calls whose results the client brings: the field with the arguments, and the name of a tool that
-# has no other.
+# Calls whose results the client sends: the field with the arguments, and a built-in tool's name.
 _CALLS = {
     "function_call": ("arguments", ""),
     "custom_tool_call": ("input", ""),
@@ -43,9 +42,9 @@ Anything = Annotated[Any, AfterValidator(written)]
 
 
 class Item(TaggedPart):
-    """A message, reasoning, a call of a tool or its result.
+    """A message, reasoning, a tool call or its result.
 
-    What other servers have done (searched the web, run code, made pictures) is left out.
+    Other servers' work (web searches, code execution, image generation) is left out.
     """
 
     ignored_fields = frozenset({"status", "encrypted_content", "phase", "caller"})
@@ -53,20 +52,20 @@ class Item(TaggedPart):
 
     type: str = Field(
         "message",
-        description="read are message, reasoning, item_reference, and calls and results of "
-        "functions, custom tools, shells, patches and MCP; others are left out",
+        description="the server reads message, reasoning, item_reference, and calls and results "
+        "of functions, custom tools, shells, patches and MCP; others are left out",
     )
     id: Text | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: Content | None = None
     call_id: Text | None = None
     name: Text | None = None
-    namespace: Text | None = Field(None, description="of the function that is called")
+    namespace: Text | None = Field(None, description="the called function's namespace")
     arguments: Anything = Field(None, description="JSON")
-    input: Text | None = Field(None, description="of a custom tool")
-    action: FreeObject | None = Field(None, description="of a shell")
-    operation: FreeObject | None = Field(None, description="of `apply_patch`")
-    output: Anything = Field(None, description="of a tool: a text, or a list of parts")
+    input: Text | None = Field(None, description="a custom tool's input")
+    action: FreeObject | None = Field(None, description="a shell's action")
+    operation: FreeObject | None = Field(None, description="the operation of `apply_patch`")
+    output: Anything = Field(None, description="a tool's output: a text, or a list of parts")
     summary: Items[Part] | None = None
 
     @property
@@ -76,7 +75,7 @@ class Item(TaggedPart):
 
     @property
     def refers(self) -> bool:
-        """Whether it refers to an item of an earlier answer."""
+        """Whether this refers to an item of an earlier answer."""
         return self.kind == _REFERENCE
 
     def call(self) -> tuple[str, str, Any]:
@@ -106,14 +105,14 @@ class Item(TaggedPart):
 
 
 class ResponsesTool(Body):
-    """A tool that the model may call: a function, or a namespace, which has some."""
+    """A tool that the model may call: a function, or a namespace of functions."""
 
     type: Text
     name: ToolName | None = None
     description: Text | None = None
     parameters: Parameters | None = None
     strict: bool | None = Field(None, description="arguments follow the schema")
-    tools: Tools[ResponsesTool] | None = Field(None, description="of a namespace")
+    tools: Tools[ResponsesTool] | None = Field(None, description="a namespace's tools")
 
     def tool(self) -> Tool | None:
         """Return the function, or None for another type of tool.
@@ -142,10 +141,10 @@ class ResponsesTool(Body):
 
 
 class FunctionNames:
-    """The model's names of functions: two namespaces may have one of the same name.
+    """Names functions for the model, unambiguously: two namespaces may use the same name.
 
     Attributes:
-        tools: all tools by these names, including the tools of namespaces.
+        tools: all tools by these names, including those of namespaces.
         sent: by such a name, the namespace and the name that the client knows.
     """
 
@@ -175,11 +174,11 @@ class FunctionNames:
 
 
 class History:
-    """Gathers items: reasoning, text and calls of one turn belong to one message.
+    """Turns items into messages; one turn's reasoning, text and calls form one message.
 
     Attributes:
         messages: for a chat template.
-        ignored: names of items and parts that are not in them.
+        ignored: the names of the items and parts left out.
     """
 
     def __init__(self, ignored: list[str], functions: FunctionNames) -> None:
@@ -200,7 +199,7 @@ class History:
                 self._call(item)
             case kind if kind in _RESULTS:
                 self._result(item.call_id or item.id or "", item)
-            case kind:  # also a reference to an item that is no longer known
+            case kind:  # or a reference to an item that the server no longer has
                 self.ignored.append(f"{FIELD}.{kind}")
                 return
         self._reasoning = ""

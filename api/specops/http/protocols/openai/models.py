@@ -1,4 +1,4 @@
-"""GET /v1/models: the model that is loaded, as OpenAI's, Anthropic's and vLLM's clients read it."""
+"""GET /v1/models: the loaded model, with the fields of OpenAI's, Anthropic's and vLLM's APIs."""
 
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -18,14 +18,14 @@ PROTOCOL = Protocol(router=router, prefixes=("/v1/",))
 
 
 class Model(BaseModel):
-    """The served model, with the fields that OpenAI's, Anthropic's and vLLM's clients read."""
+    """The loaded model, with the fields of OpenAI's, Anthropic's and vLLM's APIs."""
 
     id: str
     object: Literal["model"] = "model"
     type: Literal["model"] = "model"
     display_name: str
     created: int
-    created_at: str = Field(description="the same time in RFC 3339's form")
+    created_at: str = Field(description="`created`, in RFC 3339's format")
     owned_by: str = "specops"
     lifecycle: Literal["active"] = "active"
     line: None = None
@@ -35,19 +35,19 @@ class Model(BaseModel):
     max_tokens: int = Field(description="longest answer")
     capabilities: dict[str, Any] = Field(description="in Anthropic's form")
     context_length: int = Field(description="tokens per request, prompt and output together")
-    max_model_len: int = Field(description="the same by vLLM's name")
+    max_model_len: int = Field(description="`context_length`, by vLLM's name")
     quantization: str
     drafters: list[str]
-    chat: bool = Field(description="the model answers messages; otherwise it continues texts")
+    chat: bool = Field(description="whether the model answers messages; if not, it continues text")
     batch_invariant: bool = Field(
-        description="output is bit for bit the same alone or in a batch, speculative or not"
+        description="whether output is bit-for-bit the same alone or in a batch, speculative or not"
     )
     foreign_products: list[str] = Field(
-        description="nodes of the graph that prevent batch invariance; empty where there is none"
+        description="graph nodes that prevent batch invariance; empty if there are none"
     )
     sampling: dict[str, float] = Field(
-        description="how tokens are drawn where a request does not say it and the temperature is "
-        "not 0; what is not here is the protocol's default"
+        description="the model's default sampling parameters, if the temperature is not 0; those "
+        "not listed have the protocol's defaults"
     )
     constraints_refused: str | None = Field(
         None, exclude_if=absent, description="why schemas and grammars are refused, if they are"
@@ -55,12 +55,12 @@ class Model(BaseModel):
     system: str | None = Field(
         None,
         exclude_if=absent,
-        description="system message of conversations that have none; missing: the template's own",
+        description="default system message; missing: the template's",
     )
 
 
 class ModelList(BaseModel):
-    """All models that are served: one."""
+    """All served models: one."""
 
     object: Literal["list"] = "list"
     data: list[Model]
@@ -71,14 +71,14 @@ class ModelList(BaseModel):
 
 @router.get("/v1/models", responses=error_responses(401, 500, 503))
 async def models(ctx: Ctx) -> ModelList:
-    """List the model that is loaded."""
+    """List the loaded model."""
     name = ctx.engine.info.name
     return ModelList(data=[_model(ctx, ctx.engine)], first_id=name, last_id=name)
 
 
 @router.get("/v1/models/{model:path}", responses=error_responses(401, 404, 500, 503))
 async def model(model: str, ctx: Ctx) -> Model:
-    """Describe the model that is loaded."""
+    """Describe the loaded model."""
     name = model or "/"  # a path cannot hold an empty name
     return _model(ctx, check_model(ctx, name, exact=True))
 

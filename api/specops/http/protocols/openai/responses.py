@@ -1,6 +1,6 @@
-"""POST /v1/responses: the assistant's next turn, in OpenAI's newer protocol. Nothing is stored.
+"""POST /v1/responses: the assistant's next turn, in OpenAI's newer protocol.
 
-A request has the whole conversation.
+Nothing is stored: a request has the whole conversation.
 """
 
 import time
@@ -53,15 +53,15 @@ from specops.request import Grammar
 from specops.text.json_values import MAX_PARTS, loads
 from specops.text.tools.blocks import Block
 
-# A message is an object with two names at least, and a body has room for no more of those. Of empty
-# objects it has room for three times as many, and to check and free them takes 22 ms.
+# A message is an object with at least two names, and a body has room for no more of those. It has
+# room for three times as many empty objects, which would take 22 ms to check and free.
 _MAX_ITEMS = MAX_PARTS // 3
-_ECHOED = "part of the answer, and without effect"
-_LOGPROBS = "message.output_text.logprobs"  # of `include`
+_ECHOED = "repeated in the answer, without effect"
+_LOGPROBS = "message.output_text.logprobs"  # a value in `include`
 
 
 def _few(items: object) -> object:
-    # Not as `maxItems` in /openapi.json: a body cannot have more anyway.
+    # Not `maxItems` in /openapi.json: a body cannot have more anyway.
     if isinstance(items, list) and len(items) > _MAX_ITEMS:
         raise ValueError(f"at most {_MAX_ITEMS} items")
     return items
@@ -76,7 +76,7 @@ class NamedFunction(Body):
 
 
 class AllowedTool(Body):
-    """A tool that may be called: a function, or one of OpenAI's own, which are skipped."""
+    """A tool that may be called: a function, or one of OpenAI's built-ins, which are skipped."""
 
     type: Text
     name: ToolName | None = None
@@ -84,7 +84,7 @@ class AllowedTool(Body):
 
 
 class AllowedTools(Body):
-    """Some of the tools may be called, or must be."""
+    """A choice of some tools: the model may or must call one of them."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -131,10 +131,10 @@ class ResponsesRequest(EngineOptions):
     )
     tools: Tools[ResponsesTool] | None = Field(
         None,
-        description="functions that may be called, and namespaces of such; others are skipped",
+        description="functions that may be called, and namespaces of these; others are skipped",
     )
     tool_choice: Mode | _Chosen | None = Field(
-        None, description="or a tool to call, or the tools that may be called"
+        None, description="a mode, a tool to call, or the tools that may be called"
     )
     parallel_tool_calls: bool | None = Field(True, description="false: one call at most")
     reasoning: Reasoning | None = Field(None, description="`effort` `none`: no reasoning")
@@ -150,7 +150,7 @@ class ResponsesRequest(EngineOptions):
         description="this many alternatives, if `include` requests probabilities",
     )
     truncation: Literal["auto", "disabled"] | None = Field(
-        None, description="`auto`: an input that is too long loses its oldest items"
+        None, description="`auto`: drop the oldest items of an input that is too long"
     )
     max_tool_calls: int | None = Field(None, description=_ECHOED)
     metadata: FreeObject | None = Field(None, description=_ECHOED)
@@ -169,7 +169,7 @@ class ResponsesRequest(EngineOptions):
 
     @property
     def effort(self) -> str | None:
-        """How hard the model should think; `none`: not at all."""
+        """How much the model should reason; `none`: not at all."""
         return self.reasoning.effort if self.reasoning else None
 
     @cached_property
@@ -191,16 +191,16 @@ class ResponsesRequest(EngineOptions):
 
     @property
     def references(self) -> list[str]:
-        """The ids of the items that the input only refers to, each once."""
+        """The ids in the input's references, each once."""
         items = () if isinstance(self.input, str) else self.input
         return list(dict.fromkeys(item.id for item in items if item.id and item.refers))
 
     def conversation(self, recalled: dict[str, bytes]) -> Conversation:
-        """Return the conversation without the protocol.
+        """Return the conversation in the form that all protocols share.
 
         Args:
-            recalled: JSON of items of earlier answers, by id. Each is read once, however often the
-                input refers to it.
+            recalled: JSON of earlier answers' items, by id. Only the first reference to an item
+                is resolved.
 
         Raises:
             InvalidField: a field's value cannot be used.
@@ -242,7 +242,7 @@ class ResponsesRequest(EngineOptions):
 
         Args:
             recalled: see `conversation`.
-            ignored: gets the names of items and parts that are left out of them.
+            ignored: receives the names of the items and parts left out.
         """
         system: list[Message] = []
         if self.instructions:
@@ -254,7 +254,7 @@ class ResponsesRequest(EngineOptions):
         for item in self.input:
             text = unread.pop(item.required("id"), None) if item.refers else None
             history.add(item if text is None else Item.model_validate(loads(text.decode())))
-        # Nothing to answer is an empty question: templates need a message.
+        # An empty input becomes an empty question: templates need a message.
         return [*system, *(history.messages or [{"role": "user", "content": ""}])]
 
 
@@ -269,7 +269,7 @@ class ResponsesUsage(BaseModel):
 
 
 class Response(BaseModel):
-    """The answer, and the request's options."""
+    """The answer, with the request's options."""
 
     id: str
     object: Literal["response"] = "response"
@@ -326,7 +326,7 @@ PROTOCOL = Protocol(
 
 @router.post(PATH, response_model=Response, responses=RESPONSES)
 async def responses(body: ResponsesRequest, ctx: Ctx) -> HttpResponse:
-    """Continue a conversation, all of which is in the request.
+    """Continue a conversation; the request has all of it.
 
     With `stream` the answer is a series of server-sent events, from `response.created` to
     `response.completed`, `response.incomplete` or `response.failed`.
@@ -351,7 +351,7 @@ async def input_tokens(body: ResponsesRequest, ctx: Ctx) -> InputTokens:
 
 @router.post(f"{PATH}/compact", include_in_schema=False)
 async def compact() -> None:
-    """Say that conversations are not compacted here.
+    """Refuse to compact a conversation.
 
     Raises:
         ApiError: always.
@@ -382,7 +382,7 @@ class _Writer(BlockWriter):
         self._sent = 0  # events
         self._placed = 0  # tokens whose block is known
         self._logprobs: defaultdict[int, list[Any]] = defaultdict(list)  # of tokens, by block
-        self._told: Counter[int] = Counter()  # number of them that deltas have had
+        self._told: Counter[int] = Counter()  # by block: how many of these deltas have reported
 
     def whole(self, error: ApiError | None = None) -> Response:
         body, answer = self._body, self.answer
@@ -479,7 +479,10 @@ class _Writer(BlockWriter):
         """Return the event of an item's text, or of a call's arguments.
 
         Args:
-            told: number of tokens whose probabilities are left out.
+            what: `delta` or `done`.
+            index: the block's.
+            told: number of tokens whose probabilities were already reported.
+            fields: the event's other fields.
         """
         block = self.answer.blocks[index]
         where: dict[str, Any] = {"item_id": self._item(index)["id"], "output_index": index}
@@ -490,7 +493,7 @@ class _Writer(BlockWriter):
         return self._event(f"response.{_STEMS[block.kind]}.{what}", **fields, **where)
 
     def _item(self, index: int) -> dict[str, Any]:
-        """Return an item of the output, as far as it has come."""
+        """Return an item of the output, as far as it is written."""
         blocks = self.answer.blocks
         for block in blocks[len(self._items) :]:
             self._items.append(self._fixed(block))
@@ -500,7 +503,7 @@ class _Writer(BlockWriter):
         return self._items[index] | {"content": [_part(block, block.text, self._tokens(index))]}
 
     def _fixed(self, block: Block) -> dict[str, Any]:
-        """Return the fields of an item that do not change while it is written."""
+        """Return an item's fields that do not change while it is written."""
         key = uuid.uuid4().hex
         match block.kind:
             case "text":
@@ -512,7 +515,7 @@ class _Writer(BlockWriter):
         return {"id": f"fc_{key}", "type": "function_call", "call_id": call_id(), **called}
 
     def _tokens(self, index: int) -> list[Any]:
-        """Return the probabilities of a block's tokens, as far as they are known to be its own."""
+        """Return a block's token probabilities, for the tokens known to belong to it."""
         if self.answer.request.logprobs is not None and (reader := self.answer.reader):
             placed = zip(self.answer.pieces, reader.placed, strict=False)
             for piece, block in islice(placed, self._placed, None):
@@ -528,7 +531,7 @@ class _Writer(BlockWriter):
             input_tokens=prompt,
             input_tokens_details={
                 "cached_tokens": answer.stats.cached_prompt_tokens,
-                "cache_write_tokens": 0,  # a service that counts them charges for them
+                "cache_write_tokens": 0,  # only services that charge for them count them
             },
             output_tokens=generated,
             output_tokens_details={"reasoning_tokens": answer.reasoning_tokens},
