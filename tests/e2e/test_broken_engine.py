@@ -4,8 +4,6 @@ And what the engine of these tests leaves behind.
 """
 
 import os
-import signal
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +14,7 @@ import pytest
 
 from tests.e2e.engine import CANNOT_RUN
 from tests.stack.support import native_stack, run, tool
-from tests.waiting import wait
+from tests.waiting import started
 
 pytestmark = pytest.mark.e2e
 
@@ -39,15 +37,13 @@ def engine() -> Iterator[str]:
         address = f"unix://{folder}/docker.sock"
         places = ("--host", address, "--pidfile", folder / "pid")
         places += ("--data-root", folder / "data", "--exec-root", folder / "exec")
-        with (folder / "log").open("wb") as log:
-            command = ["unshare", "--net", "dockerd", *places, *ALONE, *BROKEN]
-            process = subprocess.Popen(command, stderr=log)
-        try:
-            wait("the engine", lambda: run("docker", "--host", address, "info").returncode == 0)
+        command = ["unshare", "--net", "dockerd", *places, *ALONE, *BROKEN]
+
+        def answers() -> bool:
+            return run("docker", "--host", address, "info").returncode == 0
+
+        with started(command, folder / "log", answers):
             yield address
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
 
 
 def test_the_reason_is_printed_and_the_native_stack_serves(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import pytest
 import yaml
 
 from tests.loopback import HOST, free_port
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, started, wait
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV_BIN = Path(sys.executable).parent
@@ -104,11 +103,12 @@ class NativeStack:
         self, what: str, condition: Callable[[], bool], seconds: float = START_SECONDS
     ) -> None:
         """Poll until `condition` holds; fail if the stack ends or time runs out."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"timed out: {what}\n{self.output.read_text()}")
-            time.sleep(0.1)
+
+        def holds() -> bool:
+            assert self.process.poll() is None, self.output.read_text()
+            return condition()
+
+        wait(what, holds, seconds)
 
     def query(self, promql: str, at: float | None = None) -> list[float]:
         return prometheus_values(self.prometheus, promql, at)
@@ -119,22 +119,13 @@ def native_stack(folder: Path, *arguments: str, **variables: str) -> Iterator[Na
     """Start the default model natively; end it with `scripts/down`, and check its exit status."""
     ports = {"SPECOPS_PORT": str(free_port()), "PROMETHEUS_PORT": str(free_port())}
     env = {**ports, "SPECOPS_MODEL": "", "NATIVE_STATE": str(folder / "state"), **variables}
-    output = folder / "up.log"
-    with output.open("wb") as log:
-        process = subprocess.Popen(
-            ["make", "up", "ARGS=--native", *arguments],
-            cwd=ROOT,
-            env={**os.environ, **env},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
+    output, command = folder / "up.log", ["make", "up", "ARGS=--native", *arguments]
     urls = (f"http://{HOST}:{port}" for port in ports.values())
-    running = NativeStack(process, output, *urls, env)
-    try:
-        running.wait("Ready", lambda: "Ready." in output.read_text())
-        yield running
-    finally:
-        run("scripts/down", env=env)
-        process.wait(60)
+    rest = {"env": {**os.environ, **env}, "cwd": ROOT, "seconds": START_SECONDS}
+    with started(command, output, lambda: "Ready." in output.read_text(), **rest) as process:
+        try:
+            yield NativeStack(process, output, *urls, env)
+        finally:
+            run("scripts/down", env=env)
+            process.wait(PATIENCE)
     assert process.returncode == 0, output.read_text()
