@@ -38,7 +38,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NativeStack]:
         yield running
 
 
-def all_panels(stack: NativeStack, at: float | None = None) -> Answers:
+def all_panels(stack: NativeStack, at: float) -> Answers:
+    """All panels at one moment: a busy machine takes long to read them, and may miss a scrape."""
     return {name: stack.query(expr, at) for name, expr in queries.dashboard_queries()}
 
 
@@ -53,7 +54,7 @@ def idle(stack: NativeStack) -> Answers:
         lambda: [stack.query(q) for q in (ready, recorded, rate)] == [[1.0], [0.0], [0.0]],
         SCRAPE_SECONDS,
     )
-    found = all_panels(stack)
+    found = all_panels(stack, time.time())
     (model,) = httpx.get(f"{stack.api}/v1/models", timeout=PATIENCE).json()["data"]
     assert model["id"] == "smollm2"  # the default, which `make up` fetches
     return found
