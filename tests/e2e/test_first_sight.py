@@ -38,13 +38,18 @@ def served(
     assert "Traceback" not in log.stdout + log.stderr
 
 
+default = pytest.mark.parametrize("served", ["default model"], indirect=True)
+
+
 def test_the_console_answers_and_nothing_in_it_is_empty(browser: Any, served: Stack) -> None:
     first_sight.use_console(browser, served.url("api"))
 
 
+@default
 def test_the_description_is_whole_and_its_examples_can_be_sent(browser: Any, served: Stack) -> None:
     first_sight.use_description(browser, served.url("api"))
 
 
+@default
 def test_a_load_test_on_locusts_page_goes_to_its_report(browser: Any, served: Stack) -> None:
     first_sight.run_load_test(browser, served.url("locust"), served.url("api"))

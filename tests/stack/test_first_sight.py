@@ -65,6 +65,7 @@ def test_the_console_answers_and_nothing_in_it_is_empty(browser: Any, served: st
     first_sight.use_console(browser, served)
 
 
+@pytest.mark.parametrize("served", ["default model"], indirect=True)  # it is the same for all kinds
 def test_the_description_is_whole_and_its_examples_can_be_sent(browser: Any, served: str) -> None:
     first_sight.use_description(browser, served)
 
