@@ -1,4 +1,4 @@
-"""Speculative decoding: where draft tokens come from, how many pay, and which of them stand.
+"""Speculative decoding: proposes draft tokens, chooses how many to verify, and verifies them.
 
-What it is about is numbers and tokens. The requests they belong to are `specops.engine`'s.
+This package deals with numbers and tokens only. The requests belong to `specops.engine`.
 """

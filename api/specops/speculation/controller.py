@@ -1,17 +1,18 @@
 """Decides when drafting pays: which drafters to ask, and how many draft tokens to verify.
 
-Both count the seconds of whole steps: passes, asking, and the rest, which `Overhead` learns.
+Both decisions count the seconds of whole steps: the passes, the time to ask drafters, and the
+remaining overhead, which `Overhead` learns.
 
-`Controller.asks` and `Controller.reads` go by credits: what asking a drafter saved beyond the
-drafters before it, less the time for asking it and for reading texts (`credit`).
+`Controller.asks` and `Controller.reads` go by credits: the time that a drafter saved beyond the
+drafters before it, minus the time to ask it and to read texts (`credit`).
 
-`Controller.choose` says how much of the drafts is verified. A pass over a few tokens costs little
+`Controller.choose` decides how many draft tokens to verify. A pass over a few tokens costs little
 more than a pass over one, and all requests share it. So each place in a pass, a position of a
 request's draft, is worth the probability that it is reached: that its token and all draft tokens
-before it are accepted. The controller sorts all places by this probability and admits the likeliest
-as long as the step brings more tokens per second with them. Plain decoding is one of the choices.
-(SmartSpec, Liu et al. 2024, https://arxiv.org/abs/2406.14066, chooses one length for all requests
-by the same goodput.)
+before it are accepted. The controller sorts all places by this probability and admits the most
+likely ones as long as they raise the step's tokens per second. Plain decoding is one of the
+choices. (SmartSpec, Liu et al. 2024, https://arxiv.org/abs/2406.14066, chooses one length for all
+requests by the same goodput.)
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from specops.speculation.drafters.base import MIN_REACH, NO_DRAFT, Draft
 from specops.speculation.overhead import Overhead
 
 _WEIGHT = 1 / 48  # weight of the newest value in a running mean
-_BOUND_STEPS = 64  # steps for which figures of passes alone stay as they were computed
-# The mean time to ask starts with the fastest of these: one that waited for a core would keep it
-# high. While the drafter's credit lasts, no request pays for them.
+_BOUND_STEPS = 64  # steps for which cached costs of passes stay valid
+# The mean time to ask starts with the fastest of these asks: one that waited for a core would keep
+# the mean high. While the drafter's credit lasts, no request pays for them.
 _FIRST_ASKS = 8
-# What a drafter may lose before it is asked less, in passes over one token: a prompt is read at
+# Loss after which a drafter is asked less often, in passes over one token: it reads a prompt at
 # once, and the gain follows later.
 _PATIENCE = 16
 _NEVER = float("inf")
-_SHORT_ANSWER = 64  # tokens, of whose time the first ask may take a share wherever others stand
-_OWN_PATIENCE = 8  # what it may lose in one request, likewise: one rejected draft is no verdict
-# Most steps with draft tokens before one without. Only the comparison shows what
-# draft tokens cost outside the pass. Sooner at first.
+_SHORT_ANSWER = 64  # tokens; a first ask may take a share of their time, whatever others gained
+_OWN_PATIENCE = 8  # the same loss for one request: one rejected draft proves nothing
+# Maximum number of steps with draft tokens before one without, smaller at first. Only this
+# comparison shows the cost of draft tokens outside the pass.
 _FIRST_PLAIN, _PLAIN_STEPS = 16, 128
 
 
@@ -49,8 +50,8 @@ class Attempt(NamedTuple):
 
     Attributes:
         drafter: its name.
-        before: the draft that the request had without it.
-        seconds: the request's share of the time that it took.
+        before: the request's draft without it.
+        seconds: the request's share of the time to ask it.
     """
 
     drafter: str
@@ -60,21 +61,21 @@ class Attempt(NamedTuple):
 
 @dataclass(slots=True)
 class Proposal:
-    """What a step verifies for a request that decodes, whom that took, and what came of it.
+    """One request's part in a decoding step: its draft, the drafters asked, and the outcome.
 
     Attributes:
-        speculation: of the request.
-        start: number of tokens that its next token looks back at.
-        text: all its tokens, with those that its grammar forces.
-        most: most draft tokens after them.
-        draft: the draft tokens, maybe none.
-        attempts: the drafters that were asked, in their order.
-        asking_seconds: of each, without the drafter's own time.
-        missed: name of the first drafter that was asked, where none proposed anything.
-        declined: name of the drafter whose draft tokens, or of the chain that, did not seem to pay.
+        speculation: the request's state.
+        start: number of tokens that its next token attends to.
+        text: all its tokens, including those that its grammar forces.
+        most: maximum number of draft tokens after them.
+        draft: the draft tokens, possibly none.
+        attempts: the drafters that were asked, in this order.
+        asking_seconds: engine's time per ask, in addition to the drafter's own time.
+        missed: name of the first drafter asked, if none proposed anything.
+        declined: name of the drafter whose draft tokens did not seem to pay, or of the chain.
         width: number of the request's tokens in the pass.
-        came: the tokens at the places of the draft: the accepted ones and the next one.
-        emitted: number of new tokens from the pass, forced ones included.
+        came: the tokens at the draft's positions: the accepted ones and the next one.
+        emitted: number of new tokens from the pass, including forced ones.
     """
 
     speculation: SpeculationState
@@ -93,14 +94,14 @@ class Proposal:
 
 @dataclass(slots=True)
 class _Account:
-    """What one drafter costs and promises, over all requests."""
+    """One drafter's costs and promises over all requests."""
 
     credit: Credit
-    asking: float = 0.0  # mean seconds that it takes to ask for a request
+    asking: float = 0.0  # mean seconds per request asked for
     asks: int = 0  # number of steps in which it was asked
-    drafts: int = 0  # number of drafts that it proposed, empty ones included
-    expected: float = 1.0  # mean number of tokens that they promise
-    reads: bool = False  # a text takes time before it can be asked
+    drafts: int = 0  # number of drafts that it proposed, including empty ones
+    expected: float = 1.0  # mean number of tokens that its drafts promise
+    reads: bool = False  # it must read a text before it can be asked
 
 
 class Controller:
@@ -108,11 +109,11 @@ class Controller:
 
     Args:
         target: costs of the target's passes.
-        positions: length of the longest draft.
+        positions: maximum length of a draft.
 
     Attributes:
-        overhead: what steps take outside their passes.
-        now: seconds of all steps so far.
+        overhead: time of steps outside their passes.
+        now: total seconds of all steps so far; the clock of credits.
     """
 
     def __init__(self, target: CostModel, positions: int) -> None:
@@ -124,14 +125,15 @@ class Controller:
         self._drawing = 0.0  # mean seconds to draw one token
         self._bounds: dict[tuple[int, int], float] = {}
         self._costs: list[float] = []
-        self._steps = self._drafted = 0  # all steps, and the latest ones with draft tokens
+        self._steps = self._drafted = 0  # all steps; the latest ones in a row with draft tokens
         self.now = 0.0
-        self._seconds = self._plain_seconds = 0.0  # means of a step and of as much plain decoding
-        self._token = 0.0  # seconds for each token of the latest step, without drafts
+        # Mean seconds of a step, and of plain decoding for the same tokens.
+        self._seconds = self._plain_seconds = 0.0
+        self._token = 0.0  # seconds per token of the latest step, without drafts
 
     @property
     def estimated_speedup(self) -> float:
-        """Tokens per second of the latest steps over plain decoding's; 1 at first. Any thread."""
+        """Recent tokens per second relative to plain decoding; 1 at first. Any thread."""
         return self._plain_seconds / self._seconds if self._seconds else 1.0
 
     # -- which drafter to ask --------------------------------------------------------------------
@@ -143,15 +145,15 @@ class Controller:
         draft: Draft = NO_DRAFT,
         token_seconds: float = 0.0,
     ) -> bool:
-        """Whether it is worth its time to ask a drafter for a request.
+        """Whether asking a drafter for a request is worth the time.
 
-        A lookup takes ten microseconds and more: nothing next to a pass of 20 ms, but much where
+        A lookup takes ten microseconds or more: negligible next to a pass of 20 ms, but a lot when
         eight requests share a pass of 0.4 ms.
 
         Args:
-            speculation: of the request.
+            speculation: the request's state.
             drafter: name of the drafter.
-            draft: what the request has without it.
+            draft: the request's draft so far.
             token_seconds: see `token_seconds`.
         """
         if (account := self._accounts.get(drafter)) is None:
@@ -164,9 +166,10 @@ class Controller:
         return not adaptive or self._due(drafter, speculation) <= self.now
 
     def rests(self, speculation: SpeculationState, drafters: Iterable[str]) -> bool:
-        """Whether none of its drafters may be asked for a request now.
+        """Whether none of a request's drafters may be asked now.
 
-        If so, it rests until one may be, or until `stepped` says that one has begun to pay.
+        If so, the request rests until one may be asked, or until `stepped` reports that one has
+        started to pay.
         """
         if not speculation.adaptive:
             return False
@@ -174,10 +177,10 @@ class Controller:
         return speculation.due > self.now
 
     def reads(self, drafter: str, speculation: SpeculationState) -> bool:
-        """Whether it pays that a drafter reads a request's text; if so, it may be asked then.
+        """Whether it pays for a drafter to read a request's text; if so, it may be asked later.
 
-        A head reads the prompt and all tokens that follow, asked or not. Beside a lookup that finds
-        most tokens it may add nothing, however good it is.
+        A head reads the prompt and all later tokens, asked or not. When a lookup already finds most
+        tokens, even a good head may add nothing.
         """
         if not self.asks(speculation, drafter):
             return False
@@ -186,11 +189,11 @@ class Controller:
         return True
 
     def _due(self, drafter: str, speculation: SpeculationState) -> float:
-        """When a drafter may be asked for a request.
+        """The time from which a drafter may be asked for a request.
 
-        A request that the drafter has brought nothing yet waits for its turn among all of them,
-        where asking takes long: each new one that asked at once would take many times the share of
-        the time that may be lost, if answers are short.
+        If asking is slow, a request without an account for the drafter waits for the drafter's
+        common one: with short answers, asking at once for each new request would lose many times
+        the allowed share of the time.
         """
         if (account := self._accounts.get(drafter)) is None:
             return 0.0
@@ -200,36 +203,36 @@ class Controller:
         return own.due
 
     def min_reach(self, requests: int, prompt_tokens: int = 0) -> float:
-        """The least probability to be reached with which `choose` can admit a place.
+        """The lowest probability of being reached at which `choose` can admit a place.
 
         Args:
-            requests: number of requests that decode in the pass.
-            prompt_tokens: number of prompt tokens in it.
+            requests: number of decoding requests in the pass.
+            prompt_tokens: number of prompt tokens in the pass.
         """
         if (bound := self._bounds.get((requests, prompt_tokens))) is None:
             first, more = requests + prompt_tokens, requests * self._positions
             costs = self._costs_up_to(first + more)
             fixed = self.overhead.drafting - costs[first]
             added = min((costs[first + n] + fixed) / n for n in range(1, more + 1))
-            # What a token takes outside passes it takes with draft tokens and without.
+            # A token's time outside passes is the same with and without draft tokens.
             saved = self._plain(requests) / requests - self.overhead.token
             bound = max(MIN_REACH, (added + self.overhead.draft_token) / saved)
             self._bounds[requests, prompt_tokens] = bound
         return bound
 
     def token_seconds(self, requests: int) -> float:
-        """Seconds per token lately, where this many requests decode together."""
+        """Recent seconds per token when this many requests decode together."""
         return self._plain(requests) / requests / self.estimated_speedup
 
     # -- how many draft tokens to verify ---------------------------------------------------------
 
     def choose(self, proposals: Sequence[Proposal], prompt_tokens: int = 0) -> list[int]:
-        """The number of draft tokens to verify of each request.
+        """The number of draft tokens to verify for each request.
 
         Args:
-            proposals: of all requests that decode in the pass.
-            prompt_tokens: number of prompt tokens in the pass. They make it wide, and each draft
-                token makes it wider.
+            proposals: one for each decoding request in the pass.
+            prompt_tokens: number of prompt tokens in the pass. They widen it, and each draft token
+                widens it further.
         """
         lengths, places = [0] * len(proposals), list[tuple[float, int, int]]()
         for index, item in enumerate(proposals):
@@ -252,10 +255,18 @@ class Controller:
         fixed: int,
         prompt_tokens: int,
     ) -> int:
-        """How many of the places, the likeliest first, give the most tokens per second.
+        """How many places give the most tokens per second.
 
-        Beside a prompt a pass costs only what it adds to the prompt's pass, and is worth its tokens
-        less those that the same time would give in a pass without a prompt.
+        In a pass with a prompt, draft tokens cost only the time that they add to the prompt's pass.
+        Their worth is their tokens minus those that a pass without a prompt would give in the same
+        time.
+
+        Args:
+            proposals: one for each decoding request in the pass.
+            places: minus the probability that it is reached, index of the request and position in
+                its draft; the most likely first.
+            fixed: number of draft tokens that are verified in any case.
+            prompt_tokens: number of prompt tokens in the pass.
         """
         pair, row = self._target.attention_seconds(1), self.overhead.draft_token
         per_place = [item.start * pair + item.speculation.adjusting for item in proposals]
@@ -265,9 +276,9 @@ class Controller:
         extra += self.overhead.seconds(count, fixed, 0) + sum(map(self._asking_of, proposals))
         first, last = count + fixed, count + fixed + len(places)
         costs = self._costs_up_to(last + prompt_tokens)
-        # By number of places: the expected tokens, and the seconds beside the pass.
+        # By number of places: the expected tokens, and the seconds outside the pass.
         tokens = [*accumulate([-missed for missed, *_ in places], initial=count)]
-        adds = [  # what a place costs, and what its token costs if it is reached
+        adds = [  # cost of a place, and of its token if it is reached
             row + per_place[index] - missed * per_token[index] for missed, index, _ in places
         ]
         adds[0] += 0.0 if fixed else self.overhead.drafting
@@ -289,30 +300,36 @@ class Controller:
         account.expected += _WEIGHT * (draft.expected - account.expected)
 
     def read(self, drafter: str, seconds: float) -> None:
-        """Learn how long a drafter has read texts, not counting the time to ask it."""
+        """Learn how long a drafter read texts, excluding the time to ask it."""
         account = self._account(drafter)
         account.reads = True
         account.credit.book(-seconds, _PATIENCE * self._pass, self.now)
 
     def drawn(self, tokens: int, seconds: float) -> None:
-        """Learn how long it took to draw a number of tokens from adjusted logits."""
+        """Learn how many seconds it took to draw a number of tokens from adjusted logits."""
         self._drawing = mean_with(self._drawing, seconds / tokens, _WEIGHT)
 
     def adjusted(self, speculation: SpeculationState, positions: int, seconds: float) -> None:
-        """Learn how long it took to adjust a request's logits at a number of positions."""
+        """Learn how many seconds it took to adjust a request's logits at a number of positions.
+
+        Args:
+            speculation: the request's state.
+            positions: number of positions.
+            seconds: time for all of them.
+        """
         speculation.adjusting = mean_with(speculation.adjusting, seconds / positions, _WEIGHT)
 
     def stepped(self, proposals: Sequence[Proposal], count: int, work: float) -> bool:
         """Learn from a step.
 
         Args:
-            proposals: of requests that may have asked a drafter; of all that decoded, if the step
-                verified anything.
-            count: number of requests that decoded.
-            work: what the tokens without drafts look back at, all together.
+            proposals: of requests that may have asked a drafter; of all decoding requests if the
+                step verified anything.
+            count: number of decoding requests.
+            work: total number of tokens that the tokens without drafts attend to.
 
         Returns:
-            Whether a drafter that did not pay has begun to.
+            Whether a drafter that did not pay has started to.
         """
         alone = self._plain(count, work)
         self._token = token = alone / count
@@ -348,7 +365,7 @@ class Controller:
         return any(pays)
 
     def _learn(self, seconds: float, plain_seconds: float) -> None:
-        """Note the time of a step, and that of plain decoding for the same tokens."""
+        """Record the seconds of a step, and those of plain decoding for the same tokens."""
         self.now += seconds
         if not self._steps % _BOUND_STEPS:
             self._bounds.clear()
@@ -360,15 +377,15 @@ class Controller:
     def _settle(
         self, drafter: str, items: Sequence[tuple[SpeculationState, float, float]], count: int
     ) -> bool:
-        """Book the time that asking a drafter saved each request, and its cost.
+        """Book the time that a drafter saved each request, and the time to ask it.
 
         Args:
             drafter: its name.
-            items: by request, its state, the seconds that asking took, and those that it saved.
-            count: number of requests that decoded.
+            items: for each request: its state, the seconds to ask, and the seconds saved.
+            count: number of decoding requests.
 
         Returns:
-            Whether it has begun to pay.
+            Whether the drafter has started to pay.
         """
         account = self._account(drafter)
         used_up = not account.credit.seconds
@@ -391,22 +408,21 @@ class Controller:
         return used_up and account.credit.seconds > 0
 
     def _plain(self, requests: int, work: float = 0.0) -> float:
-        """Seconds of a step in which a number of requests get a token each, without drafts."""
+        """Seconds of a step without drafts: each of the requests gets one token."""
         return self._target.cost(requests, work, requests) + self.overhead.seconds(requests)
 
     def _costs_up_to(self, tokens: int) -> list[float]:
-        """Recent seconds of passes, by number of tokens, up to this number at least."""
+        """Recent seconds of passes by number of tokens, at least up to this number."""
         if tokens >= len(self._costs):
             self._costs = [0.0, *self._target.costs(1, 2 * tokens)]
         return self._costs
 
     def _token_of(self, speculation: SpeculationState) -> float:
-        """Seconds that each of a request's tokens takes; to draw it takes longer than to find the
-        likeliest."""
+        """Seconds outside passes per token of a request; drawing takes longer than the argmax."""
         return self.overhead.token + (self._drawing if speculation.sampled else 0.0)
 
     def _asking_of(self, proposal: Proposal) -> float:
-        """Seconds that it took to ask drafters for a request, as usual."""
+        """Usual seconds to ask the drafters that were asked for a request."""
         return sum([self._account(one.drafter).asking for one in proposal.attempts])
 
     def _account(self, drafter: str) -> _Account:
@@ -416,15 +432,15 @@ class Controller:
 
 
 def _gains(proposal: Proposal, token: float, place: float) -> list[tuple[str, float, float]]:
-    """The seconds that each asked drafter saved beyond the ones before it.
+    """The seconds that each drafter saved beyond the ones asked before it.
 
     Args:
-        proposal: what was verified, and what came of it.
+        proposal: the verified draft and its outcome.
         token: seconds that an accepted token saves.
         place: seconds that each draft token adds.
 
     Returns:
-        Names, the seconds that asking took, and the seconds saved.
+        For each drafter its name, the seconds to ask it, and the seconds saved.
     """
     found, draft, came = list[tuple[str, float, float]](), proposal.draft, proposal.came
     now = max(0, len(came) - 1) * token - len(draft.tokens) * place

@@ -1,8 +1,8 @@
 """Learns the time of a step outside its passes: planning, choosing tokens, text, output.
 
-A pass of a small model takes a tenth of a millisecond, and each token that comes of it a third of
-that again: it is decoded, searched for stop strings and handed to its client. A draft token has a
-row of logits, whose largest has to be found. `CostModel` predicts passes; this is the rest.
+A pass of a small model takes a tenth of a millisecond. Each new token takes a third of that again:
+it is decoded, searched for stop strings and sent to its client. Each draft token has a row of
+logits that needs an argmax. `CostModel` predicts the passes, this module the rest.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import numpy as np
 from specops.runtime.cost_model import OUTLIER
 
 _STEPS = 64  # between two fits
-_MEMORY = 0.9  # weight of earlier observations, after each
-_RIDGE = 1e-6  # of the largest sum of squares: what cannot be told apart shares the seconds
-# What few draft tokens have taken is hardly believed: where they waited for a core, that would end
-# the drafting, and with it all that could correct it.
+_MEMORY = 0.9  # weight of earlier observations, after each fit
+_RIDGE = 1e-6  # of the largest sum of squares: terms that cannot be told apart share the seconds
+# Times of few draft tokens count little: if those waited for a core, drafting would stop, and
+# nothing would correct the error.
 _DOUBT = 16.0
 
 
@@ -23,28 +23,41 @@ class Overhead:
     """Predicts the seconds of a step outside passes, by a running fit. For the engine's thread.
 
     Attributes:
-        step: seconds of each step.
-        drafting: seconds of each step that verifies draft tokens, beyond those of the tokens.
-        request: seconds for each request that decodes in it.
-        draft_token: seconds for each draft token that it verifies.
-        token: seconds for each token that comes of it.
+        step: seconds per step.
+        drafting: additional seconds per step that verifies any draft tokens.
+        request: seconds per decoding request.
+        draft_token: seconds per verified draft token.
+        token: seconds per new token.
     """
 
     def __init__(self) -> None:
         self.step = self.drafting = self.request = self.draft_token = self.token = 0.0
-        # Since the last fit, by requests, draft tokens and tokens: number of steps, their seconds.
+        # Since the last fit, by requests, draft tokens and tokens: number of steps, total seconds.
         self._seen: dict[tuple[int, int, int], tuple[int, float]] = {}
         self._steps = 0
-        self._sums = np.zeros((6, 6))  # of products of what was seen
+        self._sums = np.zeros((6, 6))  # of products of the observations, with the seconds last
 
     def seconds(self, requests: int, draft_tokens: int = 0, tokens: float | None = None) -> float:
-        """Seconds outside passes; without `tokens` each request gets one."""
+        """Seconds of a step outside passes.
+
+        Args:
+            requests: number of decoding requests.
+            draft_tokens: number of verified draft tokens.
+            tokens: number of new tokens; None: one per request.
+        """
         tokens = requests if tokens is None else tokens
         own = self.step + self.request * requests + self.token * tokens
         return own + self.draft_token * draft_tokens + self.drafting * bool(draft_tokens)
 
     def observe(self, requests: int, draft_tokens: int, tokens: int, seconds: float) -> None:
-        """Learn from a step. One that waited for a core counts as twice the expected time."""
+        """Learn from a step. Its time is capped at `OUTLIER` times the expected time.
+
+        Args:
+            requests: number of decoding requests.
+            draft_tokens: number of verified draft tokens.
+            tokens: number of new tokens.
+            seconds: time outside passes. A step that waited for a core took much longer.
+        """
         if expected := self.seconds(requests, draft_tokens, tokens):
             seconds = min(seconds, OUTLIER * expected)
         key = requests, draft_tokens, tokens
@@ -55,7 +68,7 @@ class Overhead:
             self._fit()
 
     def _fit(self) -> None:
-        """Least squares, without terms that would be below 0."""
+        """Fit by least squares, dropping terms that would fall below 0."""
         rows = np.array(
             [(1, key[1] > 0, *key, total / count) for key, (count, total) in self._seen.items()]
         )
@@ -74,5 +87,5 @@ class Overhead:
         self.step, self.drafting, self.request, self.draft_token, self.token = found.tolist()
         drafted, tokens = self._sums[1, 1].item(), self._sums[3, 3].item()
         self.drafting *= drafted / (drafted + _DOUBT)
-        # A row of logits takes no longer than all that a request takes without drafts.
+        # A row of logits takes no longer than a whole step without drafts of one request.
         self.draft_token = min(self.draft_token * tokens / (tokens + _DOUBT), self.seconds(1))

@@ -1,4 +1,4 @@
-"""Calls drafters so that an error in one costs speed and nothing else."""
+"""Calls drafters so that a drafter's error costs only speed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 class Safeguard:
-    """Switches a drafter off that raises an error. Used by the engine's thread.
+    """Switches off any drafter that raises an error. Used by the engine's thread.
 
     Attributes:
-        switched_off: names of such drafters that nobody was told of yet.
+        switched_off: names of drafters switched off and not reported yet.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,17 @@ class Safeguard:
         self._off: set[Drafter] = set()
 
     def call(self, drafter: Drafter, otherwise: T, work: Callable[..., T], *arguments: object) -> T:
-        """What a drafter's work returns; `otherwise` if it fails, or has failed before."""
+        """Call a drafter.
+
+        Args:
+            drafter: the drafter.
+            otherwise: the result if the call fails, or an earlier one has failed.
+            work: one of the drafter's methods.
+            arguments: its arguments.
+
+        Returns:
+            The method's result, or `otherwise`.
+        """
         if drafter in self._off:
             return otherwise
         try:

@@ -3,19 +3,18 @@
 Greedy: a draft token is accepted where it equals the target's choice. Sampled: speculative sampling
 (Leviathan, Kalman and Matias 2023, https://arxiv.org/abs/2211.17192, and Chen et al. 2023,
 https://arxiv.org/abs/2302.01318): accept a token with probability min(1, target / draft), and
-after a rejection draw from what the target has more of than the draft. The output's distribution
-is exactly the target's, whatever the draft proposes.
+after a rejection draw from the residual max(0, target - draft). The output's distribution is
+exactly the target's, whatever the draft proposes.
 
 Sampled by noise: the target's token at a position follows from a seed and the position, and a draft
-token is accepted where it equals that token. With a seed of the client's the text is the same with
-every drafter, with any number of draft tokens and with none (drafter-invariant speculative
-decoding: Daliri, Musco and Suresh 2024, https://arxiv.org/abs/2408.07978), since the logits are the
-same to the bit in any pass. A certain token is accepted as often as by speculative sampling: with
-its probability. A drawn one is accepted less often: where target and draft distribution are `d`
-apart in total variation, speculative sampling accepts 1 - d; a draft that draws by the same noise
-is accepted with at least (1 - d) / (1 + d), and one that draws by other noise with the sum of
-target * draft only. A draft head draws by noise in any case: it saves the distributions of what it
-guesses.
+token is accepted if it equals that token. With a client's seed the text is the same with every
+drafter and any number of draft tokens, including none (drafter-invariant speculative decoding:
+Daliri, Musco and Suresh 2024, https://arxiv.org/abs/2408.07978), since the logits are bitwise equal
+in any pass. A certain token is accepted as often as by speculative sampling: with its probability.
+A drawn one is accepted less often. If the target's and the draft's distributions are `d` apart in
+total variation, speculative sampling accepts with probability 1 - d; a draft drawn by the same
+noise is accepted with at least (1 - d) / (1 + d), and one drawn by other noise only with the sum of
+target * draft. A draft head always draws by noise: so it need not keep its distributions.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from specops.runtime.sampling import Floats, draw, draw_seeded, filtered_probs, 
 
 
 class Verdict(NamedTuple):
-    """The number of accepted draft tokens, and the target's own token that follows them."""
+    """The number of accepted draft tokens, and the target's own next token."""
 
     accepted: int
     next_token: int
@@ -47,22 +46,22 @@ def verify(
     rng: np.random.Generator,
     position: int,
 ) -> Verdict:
-    """Accept draft tokens by the rule of how the request samples.
+    """Accept draft tokens by the rule for the request's sampling.
 
-    Without draft tokens this is plain decoding. Rows are filtered as far as they are needed: that
-    takes far longer than anything else here.
+    Without draft tokens this is plain decoding. Rows are filtered only as needed: filtering takes
+    far longer than anything else here.
 
     Args:
-        target_logits: [k + 1, V], position i conditioned on the first i draft tokens.
+        target_logits: [k + 1, V], row i conditioned on the first i draft tokens.
         draft_tokens: [k], from any source.
         draft_probs: see `verify_sampled`.
-        sampling: how the target draws its tokens.
+        sampling: the target's sampling parameters.
         noise: the seed of the request's noise; None: tokens are drawn by `rng`.
         rng: the request's random numbers.
         position: position of the first draft token in its sequence.
 
     Raises:
-        NotFinite: a row that is needed has no finite largest logit.
+        NotFinite: a needed row's largest logit is not finite.
     """
     if sampling.temperature == 0:
         return compare(map(likeliest, target_logits), draft_tokens)
@@ -77,9 +76,9 @@ def verify(
 
 
 def compare(choices: Iterable[int], draft_tokens: Sequence[int]) -> Verdict:
-    """Accept the draft tokens [k] up to the first that is not the target's choice, of [k + 1].
+    """Accept the draft tokens [k] before the first that differs from the target's choice.
 
-    Choices are read as far as they are needed.
+    The target's choices [k + 1] are read only as far as needed.
 
     Raises:
         ValueError: there are too few choices.
@@ -97,14 +96,14 @@ def verify_sampled(
     draft_probs: Floats | None,
     rng: np.random.Generator,
 ) -> Verdict:
-    """Accept draft tokens so that every token is distributed as the target's.
+    """Accept draft tokens so that every token follows the target's distribution.
 
     Args:
         target_probs: returns the distribution [V] of one of the k + 1 rows, filtered by the
-            request's sampling parameters. It is called for one row after another.
+            request's sampling parameters. Called for one row after another.
         draft_tokens: [k], drawn from `draft_probs`.
-        draft_probs: [k, V], filtered the same way; None where they were certain (a
-            looked-up token's distribution has all its mass on one token).
+        draft_probs: [k, V], filtered the same way; None if the tokens were certain (a lookup puts
+            all probability on one token).
         rng: the request's random numbers.
     """
     for position, token in enumerate(draft_tokens):
@@ -117,7 +116,7 @@ def verify_sampled(
             residual[token] = 0.0
         else:
             np.maximum(residual - draft_probs[position], 0.0, out=residual)
-            if not residual.any():  # equal but for rounding: the rejection was rounding, too
+            if not residual.any():  # equal up to rounding: so was the rejection
                 residual = probs
         return Verdict(position, draw(residual, rng))
     return Verdict(len(draft_tokens), draw(target_probs(len(draft_tokens)), rng))
@@ -126,12 +125,12 @@ def verify_sampled(
 def verify_seeded(
     target_probs: Callable[[int], Floats], draft_tokens: Sequence[int], seed: int, position: int
 ) -> Verdict:
-    """Accept the draft tokens that equal the tokens that the target draws at their positions.
+    """Accept draft tokens as long as they equal the target's draws at their positions.
 
     Args:
         target_probs: see `verify_sampled`.
         draft_tokens: [k].
-        seed: of the noise.
+        seed: the noise's seed.
         position: position of the first draft token in its sequence.
     """
     drawn = (draw_seeded(target_probs(row), seed, position + row) for row in count())

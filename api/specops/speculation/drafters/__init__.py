@@ -1,1 +1,1 @@
-"""Sources of draft tokens: each is one file that keeps the `Drafter` protocol of `base`."""
+"""Sources of draft tokens: each file implements the `Drafter` protocol of `base`."""

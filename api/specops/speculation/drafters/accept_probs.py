@@ -1,7 +1,7 @@
-"""Turns how sure a drafter is of a token into the probability that it is accepted.
+"""Turns a drafter's confidence in a token into the probability that the token is accepted.
 
-If a drafter was calibrated at all, it was on other texts than those that it reads here, so the
-tokens that follow correct its probabilities, whether its draft was verified or not.
+If a drafter was calibrated at all, that was on other texts. So the tokens that really follow
+correct its probabilities, whether its draft was verified or not.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 
 from specops.request import Draft
 
-_EDGE = 1e-6  # least distance to 0 and 1 of a probability whose logit is taken
-# An error corrects the logit of a promise by this share of it, over the root of the squared errors
-# so far (Duchi et al. 2011, AdaGrad), and by that times the confidence's logit its factor. In the
-# end some thousand tokens are remembered, and a promise varies by 0.012.
+_EDGE = 1e-6  # minimum distance of a probability to 0 and 1 before its logit is taken
+# An error moves the summand by this share of the error, over the root of the squared errors so far
+# (Duchi et al. 2011, AdaGrad), and the factor by that times the confidence's logit. In the end some
+# thousand tokens are remembered, and a promised probability varies by 0.012.
 _RATE = 0.5
 _FIRST_ERRORS, _MAX_ERRORS = 1.0, 10_000.0
 _MIN_FACTOR = 0.1
-_MAX_LOGIT = 700.0  # exp of more overflows; `min` takes it in the place of NaN, too
+_MAX_LOGIT = 700.0  # exp of more overflows; `min` also replaces NaN by it
 
 
 @dataclass(slots=True)
@@ -27,11 +27,11 @@ class Guesses:
     """A draft that grows token by token.
 
     Attributes:
-        length: of the text that it follows.
+        length: length of the text before the draft.
         tokens: its tokens.
-        promised: the probability of each that it is accepted if those before it are.
-        seen: of each, its line of the calibration and the logit of its confidence.
-        reach: the probability that all of it is accepted.
+        promised: for each token, the probability that it is accepted if those before it are.
+        seen: for each token, its line of the calibration and the logit of its confidence.
+        reach: the probability that the whole draft is accepted.
     """
 
     length: int
@@ -51,9 +51,9 @@ class Calibration:
 
     Args:
         fitted: factor and summand for the logit of each guess in a row, see `EagleFolder`. The last
-            one counts for all further guesses; without any, the confidence is taken as it is.
-        depth: number of guesses in a row; further ones count as the last. With 1 all are alike.
-        kinds: number of kinds of guesses that are corrected each by itself.
+            one holds for all further guesses; if empty, the probability is the confidence.
+        depth: number of guesses in a row with their own lines; further ones share the last.
+        kinds: number of kinds of guesses; each is corrected separately.
 
     Attributes:
         latest: the latest draft of each slot.
@@ -71,14 +71,20 @@ class Calibration:
         self._errors = [_FIRST_ERRORS] * len(lines)  # sums of their squares
 
     def begin(self, slot: int, text: Sequence[int]) -> Guesses:
-        """Begin a draft that follows a text, which shows how right the slot's last one was."""
+        """Start a slot's draft after a text; the text shows how right the last draft was."""
         if (last := self.latest.get(slot)) is not None and last.tokens:
             self._learn(last, text[last.length : last.length + len(last.tokens)])
         guesses = self.latest[slot] = Guesses(len(text))
         return guesses
 
     def add(self, guesses: Guesses, token: int, confidence: float, kind: int = 0) -> float:
-        """Add a token of a kind, of which the drafter is so sure, to a draft.
+        """Add a token to a draft.
+
+        Args:
+            guesses: the draft.
+            token: the token.
+            confidence: the drafter's probability of the token.
+            kind: kind of the guess, see `Calibration`.
 
         Returns:
             The probability that it is accepted if those before it are.
@@ -95,7 +101,7 @@ class Calibration:
         return probability
 
     def _learn(self, guesses: Guesses, came: Sequence[int]) -> None:
-        """Learn from the tokens that came in the place of a draft, whether verified or not."""
+        """Learn from the tokens that really came at a draft's positions, verified or not."""
         seen = zip(guesses.tokens, guesses.promised, guesses.seen, strict=True)
         for right, (token, probability, (line, logit)) in zip(came, seen, strict=False):
             error = (right == token) - probability

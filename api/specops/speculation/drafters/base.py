@@ -1,8 +1,8 @@
 """The protocol between the engine and drafters, and the records that they exchange.
 
 A frozen `DraftContext` goes in, a `Draft` comes out: tokens, and for each the calibrated
-probability that it is accepted. A lookup, a head and a draft model are the same to the engine. What
-they cost it measures; which of their tokens stand the target decides.
+probability that it is accepted. To the engine a lookup, a head and a draft model are the same. It
+measures their costs, and the target decides which tokens to accept.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ __all__ = [
     "better",
 ]
 
-MIN_REACH = 0.02  # a draft token that is reached less often is worth no place in a pass
+MIN_REACH = 0.02  # a draft token that is reached less often is never worth verifying
 NO_DRAFT = Draft()
-_UNTRIED = 0.6  # how often a lookup is believed to be right before any of its tokens was judged
-_REMEMBERED = 1000  # most judged tokens of a lookup; then half of them are forgotten
+_UNTRIED = 0.6  # assumed accuracy of a lookup before any of its tokens was judged
+_REMEMBERED = 1000  # maximum number of a lookup's judged tokens; then both counts are halved
 
 
 class DraftContext(NamedTuple):
-    """What a drafter sees of a request that asks it.
+    """A drafter's view of a request.
 
     Attributes:
         slot: the request's slot.
         text: the whole text so far, prompt first. Between two steps it only grows: by accepted
-            draft tokens and one token of the target's own.
-        max_draft: most draft tokens, at least 1.
+            draft tokens and one of the target's own tokens.
+        max_draft: maximum number of draft tokens, at least 1.
         rng: the request's random numbers.
-        sampling: how the target draws its tokens.
-        noise: seed of the noise by which the target draws its tokens (`sampling.draw_seeded`), and
-            drafters theirs; None: it draws by `rng`, or takes the likeliest.
-        adaptive: draft tokens are verified where they pay; otherwise all are.
-        min_reach: an adaptive request's draft token that is reached with a smaller probability is
+        sampling: the target's sampling parameters.
+        noise: seed of the noise by which target and drafters draw tokens (`sampling.draw_seeded`);
+            None: the target draws by `rng`, or takes the most likely token.
+        adaptive: whether draft tokens are verified only if they pay; otherwise all are.
+        min_reach: an adaptive request's draft tokens that are reached with a lower probability are
             not verified.
-        token_seconds: in which the request gets a token; what takes longer does not pay.
-        draft: what cheaper drafters have proposed, maybe nothing.
+        token_seconds: seconds in which the request gets a token; anything slower does not pay.
+        draft: the proposal of cheaper drafters, possibly empty.
     """
 
     slot: int
@@ -66,14 +66,14 @@ class DraftContext(NamedTuple):
 
 
 class Drafter(ABC):
-    """Proposes how texts continue. Keeps its state by slot.
+    """Proposes continuations of texts. Keeps its state by slot.
 
-    A drafter that raises an error is asked nothing more while the service runs.
+    A drafter that raises an error is not called again while the service runs.
 
     Attributes:
-        name: the name in requests, statistics and metrics.
-        draws: it draws tokens by the target's noise where the target draws.
-        follows: it gets the target's states of every text that it has begun, asked or not.
+        name: its name in requests, statistics and metrics.
+        draws: whether it draws tokens by the target's noise if the target draws.
+        follows: whether it gets the target's states of every text that it has begun, asked or not.
     """
 
     name: ClassVar[str]
@@ -81,62 +81,77 @@ class Drafter(ABC):
     follows: ClassVar[bool] = False
 
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:  # noqa: B027
-        """A client's request with this prompt begins in a free slot."""
+        """Start a client's request in a free slot.
+
+        Args:
+            slot: the slot.
+            tokens: the prompt.
+            client: name of the client.
+        """
 
     def is_synced(self, slot: int, tokens: Sequence[int]) -> bool:
-        """Whether it has read as much of a text as it needs. Otherwise it is not asked."""
+        """Whether it has read enough of a text to be asked."""
         return True
 
     def read(self, slot: int, tokens: Sequence[int], most: int) -> int:
-        """Read up to `most` more tokens of a text; returns their number."""
+        """Read more of a text.
+
+        Args:
+            slot: the request's slot.
+            tokens: the whole text.
+            most: maximum number of tokens to read.
+
+        Returns:
+            The number of tokens read.
+        """
         return 0
 
     @abstractmethod
     def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
-        """Propose a draft for each request, in their order; maybe an empty one.
+        """Propose a draft, possibly empty, for each request, in their order.
 
-        All that ask in a step ask together: they share its passes. Drafts of adaptive requests end
-        before the first token that would not pay.
+        All requests of a step ask together, so that they share the drafter's passes. Drafts of
+        adaptive requests end before the first token that would not pay.
         """
 
     def read_seconds(self, slot: int) -> float:
-        """Seconds that reading takes per token of the slot's prompt, after the target's pass."""
+        """Seconds that reading adds per token of the slot's prompt, after the target's pass."""
         return 0.0
 
     def take_reading(self) -> float:
-        """Seconds that it has read the target's states since the last call."""
+        """Seconds spent reading the target's states since the last call."""
         return 0.0
 
     def required_prefix(self, slot: int, tokens: Sequence[int]) -> int | None:
-        """Number of first tokens that the drafter does not need the target to compute.
+        """Number of leading tokens whose states the drafter does not need from the target.
 
-        None: it does not read the target's states, or can no longer.
+        None: it does not read the target's states, or no longer can.
         """
         return None
 
     def release(self, slot: int) -> None:  # noqa: B027
-        """The slot's request has ended."""
+        """End the slot's request."""
 
     def stop(self) -> None:  # noqa: B027
-        """It raised an error, and no other method is called any more."""
+        """End all work after an error. No other method is called from now on."""
 
 
 class LookupDrafter(Drafter):
-    """A drafter that knows which tokens may follow, and not how likely: it counts that.
+    """A drafter that only finds likely tokens; how often they are right gives the probability.
 
     A subclass that overrides `release` calls this one's, too.
     """
 
-    _num_right = _num_judged = 0.0  # tokens of late
+    _num_right = _num_judged = 0.0  # recent tokens
 
     @cached_property
     def _latest(self) -> dict[int, tuple[int, Sequence[int]]]:
-        """By slot, how long its text was at the last call, and what seemed to follow."""
+        """By slot, the length of its text at the last call and the tokens found then."""
         return {}
 
     @abstractmethod
     def look_up(self, context: DraftContext) -> Sequence[int]:
-        """The tokens that may follow, at most `max_draft`; maybe none."""
+        """The tokens that may follow: at most `max_draft`, possibly none."""
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
         """See `Drafter.propose`."""
@@ -152,7 +167,7 @@ class LookupDrafter(Drafter):
         return drafts
 
     def _judge(self, tokens: Sequence[int], came: Sequence[int]) -> None:
-        """Count how many of the tokens were right, up to the first that was not."""
+        """Count the right tokens before the first wrong one."""
         right = common_prefix(tokens, came)
         self._num_right += right
         self._num_judged += min(right + 1, len(came))
@@ -165,9 +180,9 @@ class LookupDrafter(Drafter):
 
 
 def better(one: Draft, other: Draft) -> Draft:
-    """The one of a request's two drafts with more expected tokens.
+    """Whichever of a request's two drafts has more expected tokens.
 
-    Where they agree, both get the larger of the two probabilities.
+    Tokens that both propose get the larger of the two probabilities first.
     """
     drafts = [one, other]
     if agreed := common_prefix(one.tokens, other.tokens):

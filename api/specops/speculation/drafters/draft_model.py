@@ -1,8 +1,7 @@
-"""Draft tokens by a smaller model of the same vocabulary, with its own KV cache.
+"""Draft tokens by a smaller model with the same vocabulary and its own KV cache.
 
 Rejected draft tokens stay in its cache until the next call. That call compares the computed tokens
-with what the sequence has become and goes on from the first difference, so nothing is computed
-twice.
+with the current sequence and continues from the first difference, so nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -21,27 +20,27 @@ from specops.runtime.sampling import Floats, draw, filtered_probs
 from specops.speculation.drafters.base import Draft, DraftContext
 from specops.speculation.drafters.guessing import GuessingDrafter
 
-_UNKNOWN = 0  # the draft model reads this token where it has no embedding for the target's
-_CATCH_UP = 32  # most tokens that it computes together with its first draft token
-_DEPTH = 16  # further guesses in a row are calibrated as the last
+_UNKNOWN = 0  # the draft model reads this token if it has no embedding for the target's
+_CATCH_UP = 32  # maximum number of tokens to compute together with the first draft token
+_DEPTH = 16  # calibrated guesses in a row; further ones count as the last
 
 
 @dataclass(slots=True)
 class _Slot:
     """The content of the draft model's cache for one sequence."""
 
-    computed: list[int]  # tokens whose keys and values are in the cache, draft tokens included
-    sure: int  # number of them that are known to be the sequence's own
-    final: int = 0  # number of the sequence's tokens whose computation stays
-    probs: Floats | None = None  # [k, V], from which a draft's tokens were drawn
+    computed: list[int]  # tokens whose keys and values are cached, including draft tokens
+    sure: int  # number of them that are known to belong to the sequence
+    final: int = 0  # number of the sequence's tokens whose entries are final
+    probs: Floats | None = None  # [k, V], the distributions of a draft's tokens
 
 
 class DraftModelDrafter(GuessingDrafter):
     """Runs the draft model token by token, for all slots at once.
 
     Args:
-        runner: the draft model, with as many slots as the target has.
-        costs: of its passes.
+        runner: the draft model, with as many slots as the target.
+        costs: costs of its passes.
         vocab_size: the target's; the draft model never proposes an id beyond it.
     """
 
@@ -52,20 +51,20 @@ class DraftModelDrafter(GuessingDrafter):
         super().__init__(runner, costs, range(self._vocab), _DEPTH)
         self._target_vocab = vocab_size
         self._clients: dict[int, str] = {}
-        self._slots: dict[int, _Slot] = {}  # of texts that it was asked about
+        self._slots: dict[int, _Slot] = {}  # created when first asked
 
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
-        """Note who begins a slot: most requests that rest never ask, so their texts can wait."""
+        """Note the slot's client. Most resting requests never ask, so their texts can wait."""
         self._clients[slot] = client
 
     def is_synced(self, slot: int, tokens: Sequence[int]) -> bool:
-        """Whether few enough tokens are left to compute; rejected ones count as computed."""
+        """Whether few enough tokens remain to be computed; rejected ones count as computed."""
         length = min(len(tokens), self.runner.cache.context)
         most = min(_CATCH_UP, self.runner.max_tokens)
         return length - len(self._begun_slot(slot, tokens).computed) <= most
 
     def read(self, slot: int, tokens: Sequence[int], most: int) -> int:
-        """Compute uncomputed tokens in one pass, all but the text's last one."""
+        """Compute missing tokens in one pass, but not the text's last one; see `Drafter.read`."""
         self._begun = time.perf_counter()
         start = self._agree(slot, tokens)
         end = min(start + most, len(tokens) - 1, self.runner.cache.context)
@@ -97,7 +96,7 @@ class DraftModelDrafter(GuessingDrafter):
                 state = self._slots[context.slot]
                 state.probs = None
                 if context.sampling.temperature and context.noise is None:
-                    # The target's vocabulary: ids that it lacks have probability 0.
+                    # As wide as the target's vocabulary: ids missing here have probability 0.
                     state.probs = np.zeros((room, self._target_vocab), np.float32)
         return self._pass(0, going, pending)
 
@@ -112,7 +111,12 @@ class DraftModelDrafter(GuessingDrafter):
     ) -> list[DraftContext]:
         """Compute the next tokens of each request, and guess the one after them.
 
-        Passes are as wide as they may be.
+        Passes are as wide as allowed.
+
+        Args:
+            guess: number of guesses so far.
+            contexts: the requests.
+            pending: the tokens to compute for each.
         """
         batch, members = Batch(), list[DraftContext]()
         for context, tokens in zip(contexts, pending, strict=True):
@@ -131,7 +135,7 @@ class DraftModelDrafter(GuessingDrafter):
             self._guess(guess, context, row)
 
     def _choose(self, guess: int, context: DraftContext, logits: Floats) -> tuple[int, float]:
-        """See `GuessingDrafter._choose`. Without noise it keeps the probabilities of its draws."""
+        """See `GuessingDrafter._choose`. Without noise it keeps each draw's distribution."""
         if (drawn := self._slots[context.slot].probs) is None:
             return super()._choose(guess, context, logits)
         kept = drawn[guess, None, : self._vocab]
@@ -144,7 +148,7 @@ class DraftModelDrafter(GuessingDrafter):
         return draft
 
     def _reserve(self, context: DraftContext) -> int:
-        """Make room in the cache for a draft; returns the number of its tokens, 0 without room."""
+        """Make room in the cache for a draft; returns the number of tokens that fit."""
         cache, length = self.runner.cache, len(context.text)
         count = max(0, min(context.max_draft, cache.context - length + 1))
         while count and not cache.reserve(context.slot, length + count - 1):
@@ -152,16 +156,16 @@ class DraftModelDrafter(GuessingDrafter):
         return count
 
     def _begun_slot(self, slot: int, tokens: Sequence[int]) -> _Slot:
-        """A slot; the first time with what the client's earlier texts left of its beginning."""
+        """A slot. When new, it starts with the prefix cached from the client's earlier texts."""
         if (state := self._slots.get(slot)) is None:
             held = self.runner.cache.allocate(slot, self._known(tokens), self._clients[slot])
             state = self._slots[slot] = _Slot(list(tokens[:held]), held)
         return state
 
     def _agree(self, slot: int, tokens: Sequence[int]) -> int:
-        """Forget the computed tokens that the sequence does not have; returns how many stay.
+        """Forget computed tokens that differ from the sequence; returns how many remain.
 
-        The sequence's last token never stays: it is computed again for its logits.
+        The sequence's last token never remains: it is computed again for its logits.
         """
         state = self._begun_slot(slot, tokens)
         computed, most = state.computed, min(len(state.computed), len(tokens) - 1)
@@ -180,7 +184,7 @@ class DraftModelDrafter(GuessingDrafter):
         state.computed.extend(tokens)
 
     def _known(self, tokens: Sequence[int]) -> Sequence[int]:
-        """The tokens as the draft model takes them."""
+        """The tokens as the draft model reads them: without ids beyond its vocabulary."""
         size = self.runner.vocab_size
         if size >= self._target_vocab:
             return tokens

@@ -1,11 +1,11 @@
 """Draft tokens by an EAGLE-3 head: one layer that reads hidden states of the target's layers.
 
 The head's entry at position i joins the target's states at i with the token at i + 1, and guesses
-the token at i + 2. Its keys and values have a separate KV cache, which counts and shares blocks as
-the target's does: an entry depends on the tokens up to i + 1 alone. As the target computes tokens,
-their states are handed over and wait here; one pass reads all waiting states and makes the first
-guess, of all slots. From there on the head's own state takes the place of the target's, and each
-further guess is one more pass. The tokens that really follow overwrite those entries.
+the token at i + 2. Its keys and values are in a separate KV cache, which counts and shares blocks
+like the target's: an entry depends only on the tokens up to i + 1. As the target computes tokens,
+their states queue here. One pass over all slots reads all waiting states and makes the first
+guesses. After that the head's own state replaces the target's, and each further guess takes one
+more pass. The tokens that really follow overwrite those entries.
 """
 
 from __future__ import annotations
@@ -24,22 +24,21 @@ from specops.runtime.sampling import Floats
 from specops.speculation.drafters.base import DraftContext
 from specops.speculation.drafters.guessing import GuessingDrafter
 
-MAX_WAITING = 64  # states of a slot; with this many they are read, asked or not
+MAX_WAITING = 64  # states per slot; when full, they are read even if nobody asks
 _TOKEN_BITS = 32
 
 
 @dataclass(slots=True)
 class _Slot:
-    """What the head has of one sequence.
+    """The head's part of one sequence.
 
     Attributes:
-        tokens: the sequence's, as far as they are known; the list grows outside.
-        waiting: [MAX_WAITING, size], states of the positions behind the entries, which the head
-            has not read.
-        first: position of the head's first entry: the target may have taken those before from its
-            cache, without their states.
+        tokens: the sequence's known tokens; the engine appends to the list.
+        waiting: [MAX_WAITING, size], unread states of the positions after the entries.
+        first: position of the head's first entry: the target may have taken earlier tokens from
+            its cache, without their states.
         entries: number of final entries.
-        num_waiting: number of states that wait.
+        num_waiting: number of unread states.
     """
 
     tokens: Sequence[int]
@@ -50,7 +49,7 @@ class _Slot:
 
     @property
     def end(self) -> int:
-        """The position after those whose states are here."""
+        """The position after the last one with a known state."""
         return self.first + self.entries + self.num_waiting
 
 
@@ -58,13 +57,13 @@ class EagleDrafter(GuessingDrafter):
     """Guesses one token after the other, as long as the next guess seems to pay.
 
     Args:
-        runner: the head, with as many slots as the target has.
-        fusion: joins the states of several layers; None: there is one.
-        states: hands over what the target's layers read.
+        runner: the head, with as many slots as the target.
+        fusion: joins the states of several layers; None: the head reads one layer.
+        states: delivers the target's hidden states.
         tokens: the tokens that the head can guess, in the order of its logits.
-        depth: largest number of guesses in a row.
+        depth: maximum number of guesses in a row.
         calibration: factor and summand for the logit of each guess in a row, see `EagleFolder`.
-        costs: of the head's passes, with what joins states and finds the likeliest token.
+        costs: costs of the head's passes, including the fusion and the argmax.
     """
 
     name = "head"
@@ -90,23 +89,23 @@ class EagleDrafter(GuessingDrafter):
         states.receive = self._receive
 
     def read_seconds(self, slot: int) -> float:
-        """Seconds that it takes to read the state of a prompt's token."""
+        """Seconds to read the state of one token of a prompt."""
         return self.costs.cost(MAX_WAITING) / MAX_WAITING if slot in self._slots else 0.0
 
     def take_reading(self) -> float:
-        """Seconds of the passes that made no guess, by their costs."""
+        """Predicted seconds of the passes without a guess since the last call."""
         seconds, self._reading = self._reading, 0.0
         return seconds
 
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
-        """Begin a slot with the entries that earlier requests left for it."""
+        """Start a slot with the entries cached from earlier requests; see `Drafter.begin`."""
         held = self.runner.cache.allocate(slot, _keys(tokens), client)
         waiting: Floats = np.empty((MAX_WAITING, self._states.size), np.float32)
         self._slots[slot] = _Slot(tokens, waiting, entries=held)
         self._states.followed.add(slot)
 
     def required_prefix(self, slot: int, tokens: Sequence[int]) -> int | None:
-        """The number of tokens whose states it does not need; see `Drafter.required_prefix`."""
+        """The number of leading tokens whose states it has; see `Drafter.required_prefix`."""
         own, cache = self._slots.get(slot), self.runner.cache
         if own is None:  # there was no room for it
             return None
@@ -115,9 +114,9 @@ class EagleDrafter(GuessingDrafter):
                 common = other.num_waiting > 1 and cache.shares_prefix(
                     ahead, slot, other.entries + 1
                 )
-                if common:  # what it has not read yet would have to be computed again
+                if common:  # otherwise its unread states would have to be computed again
                     self._read([ahead], leave=1)
-                    if ahead in self._slots:  # it had room for that
+                    if ahead in self._slots:  # there was room
                         cache.take_snapshot(ahead)
             own.entries = cache.match_prefix(slot, _keys(tokens))
         return None if own.first else own.end
@@ -131,26 +130,26 @@ class EagleDrafter(GuessingDrafter):
                 and not own.first
                 and self.runner.cache.reuse is not PrefixSharing.OFF
             ):
-                self._read([slot], leave=0)  # a request that goes on from here begins behind them
+                self._read([slot], leave=0)  # a request that continues this text starts after them
         finally:
             self._let_go(slot)
 
     def stop(self) -> None:
-        """The target need not compute states any more."""
+        """Tell the target to stop delivering states."""
         self._states.followed.clear()
 
     def is_synced(self, slot: int, tokens: Sequence[int]) -> bool:
-        """Whether it has the states of all tokens but the last; not of tokens to come."""
+        """Whether it has the states of exactly all tokens but the last."""
         own = self._slots.get(slot)
         return own is not None and own.num_waiting > 0 and own.end + 1 == len(tokens)
 
     def agreement(self, tokens: Sequence[int], states: Floats, likeliest: Sequence[int]) -> float:
-        """The share of places in a text in which it guesses the target's likeliest token.
+        """The share of positions at which the head guesses the target's most likely token.
 
         Args:
-            tokens: [n], the text, at least two.
-            states: [n, all], the target's.
-            likeliest: [n], the target's likeliest token behind each.
+            tokens: [n], the text, at least two tokens.
+            states: [n, size], the target's.
+            likeliest: [n], the target's most likely token after each token.
         """
         cache, batch = self.runner.cache, Batch()
         cache.allocate(0, tokens[1:], share=False)
@@ -163,11 +162,17 @@ class EagleDrafter(GuessingDrafter):
     # -- the target's states -----------------------------------------------------------------------
 
     def _receive(self, slot: int, start: int, rows: Floats) -> None:
-        """Take the states of the positions from `start` on, of tokens that are final."""
+        """Take states of final tokens.
+
+        Args:
+            slot: the sequence's slot.
+            start: position of the first state.
+            rows: [n, size], the states.
+        """
         own = self._slots.get(slot)
         if own is None:
             return
-        if start > own.end:  # those in between stay unknown: begin anew behind them
+        if start > own.end:  # the states in between stay unknown: start over after them
             self.runner.cache.release(slot)
             self.runner.cache.allocate(slot, (), share=False)
             own.first, own.entries, own.num_waiting = start, 0, 0
@@ -178,7 +183,7 @@ class EagleDrafter(GuessingDrafter):
             own.waiting[own.num_waiting : own.num_waiting + len(more)] = more
             own.num_waiting += len(more)
             if own.num_waiting == MAX_WAITING:
-                self._read([slot], leave=1)  # the last one will guess
+                self._read([slot], leave=1)  # keep the last one for the next guess
 
     def _let_go(self, slot: int) -> None:
         self._latest.pop(slot, None)
@@ -193,16 +198,16 @@ class EagleDrafter(GuessingDrafter):
         leave: int,
         guesses: Mapping[int, DraftContext] | None = None,
     ) -> list[int]:
-        """Read the states that wait, as far as the tokens after them are known, in one pass.
+        """Read the waiting states in one pass, as far as the tokens after them are known.
 
         Args:
             slots: the slots.
-            leave: number of the last states that go on waiting.
-            guesses: the slots' requests, to guess after each one's last entry; then all tokens are
+            leave: number of states at the end to leave unread.
+            guesses: the slots' requests, to guess after the last entry of each; all tokens must be
                 known. None: only read.
 
         Returns:
-            The slots of the pass, in its order. The others have nothing to read, or no room.
+            The slots in the pass, in its order. The others have nothing to read, or no room.
         """
         batch, members, rows = Batch(), list[int](), list[Floats]()
         for slot in slots:
@@ -245,7 +250,7 @@ class EagleDrafter(GuessingDrafter):
     def _next(
         self, guess: int, contexts: Sequence[DraftContext], rows: Sequence[int]
     ) -> list[DraftContext]:
-        """Compute the entry of each request's latest guess, from the state that it came from."""
+        """Compute the entry of each request's latest guess, from the head's state before it."""
         batch, kept, going = Batch(), list[int](), list[DraftContext]()
         for context, row in zip(contexts, rows, strict=True):
             place = self._slots[context.slot].entries + guess - 1
@@ -276,5 +281,5 @@ class EagleDrafter(GuessingDrafter):
 
 
 def _keys(tokens: Sequence[int]) -> list[int]:
-    """What entries depend on, by entry: its token, and the first one also on the token before."""
+    """The entries' keys in the prefix cache: their tokens, the first one with its predecessor."""
     return [tokens[0] << _TOKEN_BITS | tokens[1], *tokens[2:]] if len(tokens) > 1 else []

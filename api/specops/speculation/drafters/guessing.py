@@ -1,7 +1,7 @@
-"""What draft heads and draft models share: they guess one token after the other, in passes.
+"""The common part of draft heads and draft models: they guess one token per pass.
 
-A pass makes the next guess of all requests that asked together. Each request goes on while its next
-guess seems to pay: the tokens that it may bring must be worth a share of a pass.
+A pass makes the next guess for all requests that asked together. Each request continues while its
+next guess seems to pay: its expected tokens must be worth a share of a pass.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from specops.speculation.drafters.accept_probs import Calibration
 from specops.speculation.drafters.base import NO_DRAFT, Draft, DraftContext, Drafter
 
 _KINDS = 6
-_FIRST_PROMISE = 0.5  # of the mean promises, before there were any
-_WEIGHT = 1 / 48  # of the newest promise in them
-_DOUBT = _WEIGHT / 256  # of the promise of the guess before, where a guess was not worth its time
+_FIRST_PROMISE = 0.5  # initial mean of the promised probabilities
+_WEIGHT = 1 / 48  # of the newest promise in a mean
+_DOUBT = _WEIGHT / 256  # of the previous guess's mean, whenever a guess was not worth its time
 
 
 class GuessingDrafter(Drafter):
     """Guesses token by token with its own model.
 
     Args:
-        runner: the model, with as many slots as the target has.
-        costs: of its passes, with what chooses a token; it learns from each.
+        runner: the model, with as many slots as the target.
+        costs: costs of its passes, including the choice of a token; it learns from each pass.
         tokens: the tokens that it can guess, in the order of its logits.
-        depth: largest number of guesses in a row.
+        depth: maximum number of guesses in a row.
         fitted: see `Calibration`.
     """
 
@@ -48,14 +48,14 @@ class GuessingDrafter(Drafter):
     ) -> None:
         self.runner, self.costs = runner, costs
         self._tokens, self._depth = tokens, depth
-        self._rows: slice | npt.NDArray[np.int64] = np.array(tokens)  # by token, as noise is
+        self._rows: slice | npt.NDArray[np.int64] = np.array(tokens)  # noise is by token, too
         if isinstance(tokens, range):
             self._rows = slice(tokens.start, tokens.stop)
         self._probs: Floats = np.zeros(max(tokens) + 1, np.float32)
         self._calibration = Calibration(fitted, depth, _KINDS)
         self._latest = self._calibration.latest
         self._usual = [_FIRST_PROMISE] * depth  # mean promise of each guess in a row
-        self._begun = 0.0  # when work on the next pass began
+        self._begun = 0.0  # start of the work on the next pass
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
         """See `Drafter.propose`."""
@@ -76,20 +76,23 @@ class GuessingDrafter(Drafter):
         """Read the new parts of the texts, and guess the next token of each.
 
         Returns:
-            Those with a guess, in the order of their rows; the others have no room.
+            The requests with a guess, in the order of their rows; the others have no room.
         """
 
     @abstractmethod
     def _next(
         self, guess: int, contexts: Sequence[DraftContext], rows: Sequence[int]
     ) -> list[DraftContext]:
-        """Guess one more token of each, after `guess` others; see `_first`.
+        """Guess one more token for each request; see `_first`.
 
-        `rows` are the places of `contexts` in what the call before this one returned.
+        Args:
+            guess: number of guesses so far.
+            contexts: the requests.
+            rows: their indices in the result of the previous call.
         """
 
     def _forward(self, batch: Batch) -> Floats:
-        """Run a pass. It ends with the work on the next one: tokens have to be chosen, too."""
+        """Run a pass. Its time starts with the work before it, so that choosing tokens counts."""
         logits = self.runner.forward(batch)
         now = time.perf_counter()
         spans = len(batch.spans)
@@ -106,11 +109,11 @@ class GuessingDrafter(Drafter):
         self._usual[guess] += _WEIGHT * (probability - self._usual[guess])
 
     def _choose(self, guess: int, context: DraftContext, logits: Floats) -> tuple[int, float]:
-        """The next token of a draft, and how sure it is.
+        """The next token of a draft, and the drafter's confidence.
 
-        Drawn by the target's noise it is the target's more often than the likeliest: of two equally
-        likely ones that in two draws out of two. How sure a drafter is of the likeliest says more
-        about this than how likely the drawn one was.
+        A token drawn by the target's noise is right more often than the most likely one: of two
+        equally likely tokens the noise picks the same one for both. The probability of the most
+        likely token predicts this better than that of the drawn one.
         """
         if context.noise is None:
             ((row, confidence),) = logprob(logits, 0, 1).top
@@ -121,10 +124,10 @@ class GuessingDrafter(Drafter):
         return token, float(probs.max())
 
     def _kind(self, context: DraftContext, token: int) -> int:
-        """What a draft's next token has to be calibrated by: below `_KINDS`.
+        """The kind of a draft's next token, below `_KINDS`; each kind is calibrated separately.
 
-        What is drawn is less often the likeliest token. And a lookup that says the same is evidence
-        of another kind, as one that says something else is evidence against it.
+        A drawn token is the most likely one less often. And a lookup that proposes the same token
+        is evidence for it, one that proposes another is evidence against it.
         """
         tokens = (*self._latest[context.slot].tokens, token)
         found = context.draft.tokens[: len(tokens)]
@@ -132,7 +135,13 @@ class GuessingDrafter(Drafter):
         return 3 * (context.sampling.temperature > 0) + seen * (1 + (found == tokens))
 
     def _pays(self, guess: int, context: DraftContext, share: float) -> bool:
-        """Whether a request's next guess is worth its `share` of a pass, in seconds."""
+        """Whether a request's next guess is worth its share of a pass.
+
+        Args:
+            guess: number of guesses so far, minus 1.
+            context: the request.
+            share: its share of a pass in seconds.
+        """
         following = guess + 1
         if following >= min(context.max_draft, self._depth):
             return False
@@ -140,12 +149,12 @@ class GuessingDrafter(Drafter):
         reach = self._latest[context.slot].reach * usual
         if not context.adaptive or reach >= context.min_reach + share / context.token_seconds:
             return True
-        # What is never tried cannot prove better: in the end it is tried again, but rarely.
+        # A guess that is never tried cannot improve: so it is tried again in the end, but rarely.
         self._usual[following] += _DOUBT * (self._usual[guess] - usual)
         return False
 
     def _draft(self, context: DraftContext) -> Draft:
-        """The request's draft; an adaptive one ends before tokens that are rarely reached."""
+        """The request's draft; if adaptive, it ends before tokens that are rarely reached."""
         draft = self._latest[context.slot].draft
         if context.adaptive:
             return draft.likely(context.max_draft, context.min_reach)

@@ -1,4 +1,4 @@
-"""The list of all drafters. A new one is a file in this folder, added to `make_drafters`."""
+"""The list of all drafters. Add a new one as a file in this folder and to `make_drafters`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def make_drafters(
     reuse: PrefixSharing = PrefixSharing.CLIENT,
     ngrams: NgramTable | None = None,
 ) -> dict[str, tuple[Drafter, ...]]:
-    """The drafters behind each name in a request, in the order in which they are asked.
+    """The drafters for each name in a request, in the order of asking.
 
     Args:
         vocab_size: the target's.
-        draft: the draft model, and the costs of its passes, if there is one.
-        head: the draft head, if there is one.
+        draft: the draft model and the costs of its passes, if any.
+        head: the draft head, if any.
         reuse, ngrams: see `SuffixDrafter`.
     """
     drafters: list[Drafter] = [SuffixDrafter(reuse, ngrams=ngrams)]  # the cheapest first

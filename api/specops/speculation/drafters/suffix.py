@@ -1,10 +1,10 @@
-"""Draft tokens by looking up how the last tokens were continued before.
+"""Draft tokens by lookup: how did the last tokens continue before?
 
 Code, quotations and structured text repeat themselves, and a client's requests are alike. The
-latest matches in the request itself vote, as do those in the same client's earlier requests; a
-table of the model's own n-grams is the third place. Each token comes with the probability that it
-is accepted: a draft ends where the next token would not be worth its place in a pass. (Prompt
-lookup, https://github.com/apoorvumang/prompt-lookup-decoding, trusts the last match.)
+latest matches in the request itself and in the same client's earlier requests vote, and so does a
+table of the model's own n-grams. Each token comes with the probability that it is accepted; a draft
+ends before the first token that is not worth verifying. (Prompt lookup,
+https://github.com/apoorvumang/prompt-lookup-decoding, trusts the last match.)
 """
 
 from __future__ import annotations
@@ -18,23 +18,22 @@ from specops.speculation.drafters.base import NO_DRAFT, Draft, DraftContext, Dra
 
 TEXT_TOKENS = 8192  # remembered tokens of a request
 HISTORY_TOKENS = 32_768  # remembered tokens of a client's earlier requests
-CLIENTS = 16  # remembered clients; the one whose last request is oldest is forgotten
-MEMORY_BYTES = CLIENTS * HISTORY_TOKENS * 16  # three words a token and one in both tables of places
+CLIENTS = 16  # remembered clients; the least recent one is forgotten
+MEMORY_BYTES = CLIENTS * HISTORY_TOKENS * 16  # per token 3 words and 1 in both position tables
 
 
 class SuffixDrafter(Drafter):
-    """Continues a sequence as its last tokens were mostly continued before.
+    """Continues a sequence the way its last tokens usually continued before.
 
-    What is remembered of one request makes later ones faster, which a client can measure. So it is
-    shared only as far as the prefix cache is.
+    Remembered requests make later ones faster, which a client can measure. So they are shared only
+    as far as the prefix cache is.
 
     Args:
         reuse: which earlier requests a request may use.
-        text_tokens: number of remembered tokens of a request, at least 2; at least the latest half
-            of them are kept.
+        text_tokens: remembered tokens of a request, at least 2; the latest half is always kept.
         history_tokens: the same for a client's earlier requests.
         clients: number of remembered clients.
-        ngrams: a table of n-grams of texts that the model wrote itself.
+        ngrams: n-grams from texts that the model wrote itself.
     """
 
     name = "suffix"
@@ -58,13 +57,13 @@ class SuffixDrafter(Drafter):
         self._slots: dict[int, tuple[Lookups, History | None]] = {}
 
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:
-        """Begin a slot, with the history that the client's request may use."""
+        """Start a slot, with the history that the client may use; see `Drafter.begin`."""
         table = None if self._ngrams is None else self._ngrams.address
         lookups = Lookups(self._text_tokens, self._estimate, table)
         self._slots[slot] = lookups, self._history(client)
 
     def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
-        """Look each text's last tokens up; see `Drafter.propose`."""
+        """Look up the last tokens of each text; see `Drafter.propose`."""
         drafts = []
         for context in contexts:
             lookups, history = self._slots[context.slot]
@@ -73,7 +72,7 @@ class SuffixDrafter(Drafter):
         return drafts
 
     def release(self, slot: int) -> None:
-        """Forget a slot; the new part of its text goes into the client's history."""
+        """Forget a slot; the new part of its text joins the client's history."""
         lookups, history = self._slots.pop(slot, (None, None))
         if lookups is not None and history is not None:
             history.learn(lookups)
