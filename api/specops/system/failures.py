@@ -1,8 +1,8 @@
-"""Callbacks fail alone: an exception in one ends its own work, and nothing else.
+"""Contains the failures of callbacks: an exception in one ends its work, and nothing else.
 
-The event loop, uvicorn's ticks and Prometheus' collectors call functions of ours for one
-connection, one request or one page of metrics. Each such failure is counted and, once a minute for
-its kind, logged: a client that provokes failures cannot fill the disk with tracebacks.
+The event loop, uvicorn's ticks and Prometheus' collectors call our functions for one connection,
+request or page of metrics. Each failure is counted, and logged once a minute per kind, so that a
+client that provokes failures cannot fill the disk with tracebacks.
 """
 
 import logging
@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
 _SECONDS = 60.0
-_MAX_KINDS = 256  # remembered at a time, so that a client that invents kinds cannot fill the memory
+_MAX_KINDS = 256  # remembered at a time, so that a client that invents kinds cannot fill memory
 log = logging.getLogger(__name__)
 
 
@@ -28,7 +28,7 @@ class OncePerMinute:
         self._kinds: dict[Hashable, tuple[float, int]] = {}  # when it was written, how many since
 
     def skipped(self, kind: Hashable) -> int | None:
-        """Return how many lines of this kind were left out before this one; None: leave it out."""
+        """Return how many lines of this kind were skipped before this one; None: skip it."""
         now = self._clock()
         since, count = self._kinds.get(kind, (-math.inf, 0))
         if now - since < _SECONDS:
@@ -45,7 +45,7 @@ class OncePerMinute:
 
 
 class SparseWarnings(logging.Filter):
-    """Lets a library's warnings and errors pass once a minute for each message and exception."""
+    """Passes a library's warnings and errors once a minute for each message and exception."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,9 +80,9 @@ class Failures:
         """Count a failure; log the first of its kind in a minute, with its traceback.
 
         Args:
-            where: a part of the service, for the metric.
+            where: the part of the service, for the metric.
             error: the exception.
-            what: the line's message.
+            what: the log message.
         """
         self._count(where)
         traceback = error.__traceback__
@@ -96,7 +96,7 @@ class Failures:
 
     @contextmanager
     def report_errors(self, where: str) -> Iterator[None]:
-        """Report an exception of the block, and go on after it."""
+        """Report an exception of the block, and continue after it."""
         try:
             yield
         except Exception as error:

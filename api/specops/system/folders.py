@@ -1,4 +1,4 @@
-"""Files and folders that several processes use: one writes at a time, and they appear whole."""
+"""Locks and atomically replaces files and folders that several processes share."""
 
 import errno
 import fcntl
@@ -14,13 +14,13 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def locked(folder: Path, waiting: Callable[[], None] | None = None) -> Iterator[int]:
-    """Lock `folder`, which is made if missing; other processes wait for the lock.
+    """Lock `folder`, creating it if necessary; other processes wait for the lock.
 
-    `waiting` is called once if this process has to wait. Yields the handle of the lock: a child
-    process that gets it keeps the lock if this process is killed.
+    `waiting` is called once if this process has to wait. Yields the lock's handle: a child process
+    that inherits it keeps the lock if this process is killed.
 
     Raises:
-        OSError: the folder cannot be made, or its lock cannot be written.
+        OSError: the folder or its lock cannot be created.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with _lock_of(folder, waiting) as handle:
@@ -28,7 +28,7 @@ def locked(folder: Path, waiting: Callable[[], None] | None = None) -> Iterator[
 
 
 def link(source: Path, destination: Path) -> None:
-    """Give a file a second name, or copy it where the system cannot: on another volume, say.
+    """Hard-link a file, or copy it if that is impossible, as on another volume.
 
     Raises:
         OSError: the file cannot be read or copied.
@@ -43,7 +43,7 @@ def link(source: Path, destination: Path) -> None:
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path whose file replaces `path` when the block ends without an error.
 
-    After an error nothing is left; a killed process leaves a hidden file.
+    After an error nothing remains; a killed process leaves a hidden file.
 
     Raises:
         OSError: the file cannot be written.
@@ -62,16 +62,15 @@ def atomic_file(path: Path) -> Iterator[Path]:
 def atomic_folder(destination: Path, manifest: str | None = None) -> Iterator[Path]:
     """Yield a temporary folder that replaces `destination` when the block ends without an error.
 
-    After an error nothing is left. The remains of a killed process are removed by the next process
-    with the same destination, or by `clear_leftovers`.
+    After an error nothing remains. The next process with the same destination, or
+    `clear_leftovers`, removes what a killed process left.
 
     Args:
-        destination: the folder; if it is a link, the folder that it leads to.
-        manifest: a file that marks a folder that may be replaced, unless it is empty; None: any
-            folder may be.
+        destination: the folder; if it is a link, its target.
+        manifest: replace a folder only if it is empty or has this file; None: replace any.
 
     Raises:
-        FileExistsError: something else is there, and stays; raised before the block.
+        FileExistsError: `destination` must not be replaced; raised before the block.
         BlockingIOError: another process is writing the folder.
         OSError: the folder cannot be written.
     """
@@ -101,7 +100,7 @@ def atomic_folder(destination: Path, manifest: str | None = None) -> Iterator[Pa
 
 
 def clear_leftovers(root: Path) -> None:
-    """Remove the hidden entries that killed processes left in a folder locked by this process."""
+    """Remove hidden entries left by killed processes; this process must have locked the folder."""
     for path in sorted(root.glob(".*")):
         log.info("removing %s, which an interrupted process left", path)
         if path.is_dir():
@@ -115,8 +114,8 @@ def clear_leftovers(root: Path) -> None:
 def _lock_of(folder: Path, waiting: Callable[[], None] | None) -> Iterator[int]:
     """Lock a file next to `folder`, which need not exist; see `locked`.
 
-    Across the machines that share an NFS volume, only a file that is open for writing can be
-    locked. It is outside of the folder, which may be replaced, listed and compared.
+    The lock is a file open for writing, because NFS locks nothing else across machines. It lies
+    outside the folder, which may be replaced, listed and compared.
     """
     file = folder.with_name(f".{folder.name}.lock")
     while True:

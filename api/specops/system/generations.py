@@ -1,9 +1,9 @@
-"""Chooses the files of a cache that may go: services of several versions may share one.
+"""Removes outdated entries from a cache, which services of several versions may share.
 
-An entry of a cache is named by its source and a format version. After an update the new version
-adds its own entry and leaves the old one's, and a rolling update runs both for a while.
-So the two that were used last always stay, and older ones go once nobody has used them for a week.
-The time of a file or folder says when it was last used.
+A cache entry is named by its source and a format version. After an update the new version adds
+its entry and leaves the old one, and a rolling update runs both for a while. So the two most
+recently used entries always stay, and older ones go after a week without use. A file's or folder's
+modification time records its last use.
 """
 
 import logging
@@ -27,10 +27,9 @@ _lock = threading.Lock()
 
 
 def use(path: Path) -> None:
-    """Record that this process uses a file or folder of a cache, now and for as long as it runs.
+    """Record that this process uses a file or folder of a cache, as long as it runs.
 
-    A service may run for weeks, and removing its mapped weights from a network volume would break
-    it.
+    A service may run for weeks; removing its mapped weights from a network volume would break it.
     """
     _touch(path)
     with _lock:
@@ -41,16 +40,16 @@ def use(path: Path) -> None:
 
 
 def outdated(paths: Collection[Path]) -> list[Path]:
-    """Return the generations of one thing that may go."""
+    """Return the outdated among one entry's generations."""
     used = {path: _used(path) for path in paths}
     old = sorted(paths, key=lambda path: used[path], reverse=True)[_KEPT:]
     return [path for path in old if used[path] < time.time() - _UNUSED_SECONDS]
 
 
 def remove(paths: Collection[Path]) -> None:
-    """Remove files and folders that `outdated` has returned, as far as they can be removed."""
+    """Remove the files and folders that `outdated` returned, as far as possible."""
     for path in paths:
-        log.info("removing %s: it is outdated, and nobody has used it for a week", path)
+        log.info("removing %s: it is outdated and has not been used for a week", path)
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
@@ -61,7 +60,7 @@ def remove(paths: Collection[Path]) -> None:
 def sweep(root: Path, find: Callable[[Path], list[Path]]) -> None:
     """Remove what `find` finds in a folder, unless another process holds the folder's lock.
 
-    Called at every start: folders too young to go when a new one is made go later.
+    Called at every start: entries too recent to remove when a new one was added go later.
     """
 
     def leave() -> None:

@@ -1,4 +1,4 @@
-"""Log lines as JSON on stderr, each with the id of its request; never with a prompt."""
+"""Writes log lines as JSON to stderr, each with its request's id and never with a prompt."""
 
 import json
 import logging
@@ -9,7 +9,7 @@ from typing import Any
 
 from specops.system.failures import SparseWarnings
 
-# Libraries that warn once for each connection or request that displeases them.
+# Libraries that warn about each bad connection or request.
 _LIBRARIES = ("asyncio", "uvicorn.error")
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 
@@ -38,7 +38,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(level: str) -> None:
-    """Send every logger's lines to stderr as JSON, from `level` ("debug" to "error") upwards."""
+    """Send every logger's lines to stderr as JSON, from `level` ("debug" to "error") up."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     root = logging.getLogger()

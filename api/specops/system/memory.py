@@ -1,9 +1,8 @@
-"""How much memory there is, which kinds of memory hold it, and how often tasks wait for it.
+"""Reads memory limits, memory use by kind, and memory pressure.
 
-The kernel kills by the cgroup's anonymous memory and swap, not by `memory.current`: that counts
-page cache, which the kernel can drop at any time (our weights are part of it). So the kinds of
-memory are read separately. Both cgroup versions are in use, with different files and different
-names.
+The kernel kills by a cgroup's anonymous memory and swap, not by `memory.current`: that includes
+page cache (such as our weights), which the kernel can drop at any time. So this module reads each
+kind separately. Both cgroup versions are in use; their files and names differ.
 """
 
 import mmap
@@ -23,11 +22,11 @@ _UNLIMITED_V1 = 1 << 62  # the kernel says a little less than 1 << 63
 class MemoryReading:
     """Bytes held and bytes allowed.
 
-    If a cgroup limits this process, the figures are the whole cgroup's, because the limit
-    counts them; otherwise they are this process's, with the machine's memory as the limit.
-    `swap_limit` is the swap that can really be used: 0 on a machine without swap. `swap_cap` is the
-    swap that the kernel allows in addition to `limit`, which may be more; None if it enforces no
-    limit of swap. It may enforce none even if the container engine was told one.
+    If a cgroup limits this process, the figures are the whole cgroup's, because the limit applies
+    to the sum; otherwise they are this process's, with the machine's memory as the limit.
+    `swap_limit` is the usable swap: 0 on a machine without swap. `swap_cap` is the swap that the
+    kernel allows in addition to `limit`; it may exceed the machine's, and is None if the kernel
+    enforces no limit, which can happen even if the container engine was given one.
     """
 
     anon: int
@@ -71,7 +70,7 @@ class ProcessMemory:
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """Seconds since boot in which some or all tasks waited for memory."""
+    """Seconds since boot during which some or all tasks waited for memory."""
 
     some: float
     full: float
@@ -150,7 +149,7 @@ def process_memory(proc: Path = PROC) -> ProcessMemory:
 def page_cache_room(proc: Path = PROC, root: Path = CGROUP_ROOT) -> int:
     """Return how many bytes of files can stay in memory: the limit less anonymous memory.
 
-    The machine may have less memory available, because of other processes; then this counts.
+    If the machine has less memory available because of other processes, that counts.
 
     Raises:
         OSError: procfs is not readable.
@@ -182,7 +181,7 @@ def read_pressure(proc: Path = PROC, root: Path = CGROUP_ROOT) -> Pressure | Non
 
 
 def _memory_cgroups(proc: Path, root: Path) -> dict[int, list[Path]]:
-    """Return the cgroup folders with memory figures, by version, the process's own folder first."""
+    """Return the cgroup folders with memory figures by version, the process's folder first."""
     return {
         version: [folder for folder in folders if (folder / "memory.stat").is_file()]
         for version, folders in cgroup_folders("memory", root, proc).items()
@@ -190,21 +189,21 @@ def _memory_cgroups(proc: Path, root: Path) -> dict[int, list[Path]]:
 
 
 def _lowest(folders: list[Path], name: str) -> int | None:
-    """Return the lowest limit called `name` in these cgroups; None without a limit."""
+    """Return these cgroups' lowest limit called `name`; None if there is none."""
     limits = [_number(folder / name) for folder in folders]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _with_limit(folders: list[Path], name: str, limit: int) -> Path:
-    """Return the outermost of these cgroups whose limit called `name` this is, or else the first.
+    """Return the outermost of these cgroups whose limit called `name` is `limit`, else the first.
 
-    Its memory counts, with that of its other cgroups: they share the limit.
+    Its memory counts, including that of its other child cgroups: they share the limit.
     """
     return next((folder for folder in folders[::-1] if _number(folder / name) == limit), folders[0])
 
 
 def _number(path: Path) -> int | None:
-    """Return the number in a file; None if it says `max` or there is no such file."""
+    """Return the number in a file; None if it says `max` or the file is missing."""
     try:
         text = path.read_text("utf-8").strip()
     except OSError:

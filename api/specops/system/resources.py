@@ -1,7 +1,7 @@
-"""Use of the machine besides memory: processor quota, page faults, disk, open files.
+"""Reads the use of resources other than memory: processor quota, page faults, disk, open files.
 
-Any process can read these figures. So the service can itself say why it is slow, and needs no
-privileged exporter.
+Any process can read these figures, so the service can report why it is slow without a privileged
+exporter.
 """
 
 import logging
@@ -21,7 +21,7 @@ _KILLS = {2: "memory.events", 1: "memory.oom_control"}
 
 @dataclass(frozen=True, slots=True)
 class Throttling:
-    """Effect of the processor quota on the cgroup since its start; zeros without a quota."""
+    """How much the processor quota has throttled the cgroup since its start; 0 without a quota."""
 
     periods: int
     throttled_periods: int
@@ -29,9 +29,9 @@ class Throttling:
 
 
 def read_throttling(root: Path = CGROUP_ROOT, proc: Path = PROC) -> Throttling:
-    """Read how often and how long a processor quota stopped the cgroup of this process.
+    """Read how often and how long a processor quota stopped this process's cgroup.
 
-    The quota may belong to a cgroup above it; the nearest one counts.
+    The quota may belong to a parent cgroup; the nearest one counts.
     """
     for version, folders in cgroup_folders("cpu", root, proc).items():
         unit, per_second = _THROTTLED[version]
@@ -47,10 +47,10 @@ def read_throttling(root: Path = CGROUP_ROOT, proc: Path = PROC) -> Throttling:
 
 
 def read_oom_kills(root: Path = CGROUP_ROOT, proc: Path = PROC) -> int:
-    """Read how many processes of this process's cgroup the kernel killed for lack of memory.
+    """Read how many processes of this cgroup the kernel killed for lack of memory.
 
     Returns:
-        0 if the kernel does not say.
+        0 if the kernel does not report it.
     """
     for version, folders in cgroup_folders("memory", root, proc).items():
         for folder in folders:
@@ -69,20 +69,20 @@ def read_faults() -> dict[str, int]:
 def raise_open_files(count: int) -> int:
     """Let this process open up to `count` files; return how many it may open now.
 
-    Shells set a limit of 1,024 for programs that use `select`, which this one does not.
+    Shells set a limit of 1,024 for programs that use `select`; this one does not.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < count and hard > soft:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))
             soft = min(count, hard)
-        except (OSError, ValueError) as error:  # macOS allows fewer than its hard limit says
-            log.warning("at most %d open files are possible: %s", soft, error)
+        except (OSError, ValueError) as error:  # macOS allows fewer than its hard limit
+            log.warning("this process can open at most %d files: %s", soft, error)
     return min(soft, count)
 
 
 def read_disk(folder: Path) -> dict[str, int]:
-    """Read the bytes of the volume of `folder`, which need not exist yet, and the free ones.
+    """Read the total and free bytes of the volume of `folder`, which need not exist yet.
 
     Raises:
         OSError: the volume does not answer.

@@ -1,9 +1,9 @@
-"""Tokens that a model's other files add to its tokenizer.json, and the texts of its special tokens.
+"""Adds the tokens that tokenizer.json lacks to a tokenizer, and finds special tokens' texts.
 
-Published folders do not always repeat them in tokenizer.json: `tokenizer_config.json` has them in
-`added_tokens_decoder`, older folders in `added_tokens.json`. A token that is missing would be cut
-into pieces in a prompt and shown in an answer. The rules are transformers', except that a token
-never gets another id than the files say.
+Not all published models repeat these tokens in tokenizer.json: `tokenizer_config.json` has them in
+`added_tokens_decoder`, older folders in `added_tokens.json`. A missing token would be split into
+pieces in a prompt and shown in an answer. The rules are those of `transformers`, except that a
+token never gets an id other than the files'.
 """
 
 import json
@@ -25,7 +25,7 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 def special_texts(folder: Path) -> dict[str, str]:
-    """Return the texts of a folder's special tokens by their roles, such as `eos_token`.
+    """Return the texts of a folder's special tokens by role, such as `eos_token`.
 
     Raises:
         ValueError: a file is not valid JSON.
@@ -38,12 +38,12 @@ def special_texts(folder: Path) -> dict[str, str]:
 
 
 def texts_by_role(content: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts of the special tokens that a file's content gives a role."""
+    """Return the texts of a file's special tokens by role."""
     return {name: text for name in _NAMES if (text := _text(content.get(name)))}
 
 
 def add_missing(tokenizer: Tokenizer, folder: Path) -> None:
-    """Add the tokens of the other files of its folder to a tokenizer.
+    """Add the tokens from the folder's other files to its tokenizer.
 
     Raises:
         ValueError: a file is not valid JSON.
@@ -57,7 +57,7 @@ def add_missing(tokenizer: Tokenizer, folder: Path) -> None:
         present = tokenizer.token_to_id(token.content)
         if index != (tokenizer.get_vocab_size() if present is None else present):
             log.warning(
-                "%s: token %d, %r, is ignored: its id does not fit a vocabulary of %d tokens",
+                "%s: ignoring token %d, %r: its id does not fit a vocabulary of %d tokens",
                 *(folder, index, token.content, tokenizer.get_vocab_size()),
             )
             continue
@@ -69,7 +69,7 @@ def add_missing(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def _described(folder: Path, special: set[str]) -> dict[int, AddedToken]:
-    """Tokens by the ids that the files give them."""
+    """Return the files' tokens by id."""
     tokens: dict[int, AddedToken] = {}
     described = _read(folder / TOKENIZER_CONFIG).get(_DESCRIBED)
     if isinstance(described, dict) and described:
@@ -87,7 +87,7 @@ def _described(folder: Path, special: set[str]) -> dict[int, AddedToken]:
 
 
 def _listed(folder: Path) -> Iterator[str]:
-    """The texts of special tokens without a role."""
+    """Yield the texts of special tokens without a role."""
     for content in _settings(folder):
         for name in _LISTS:
             entries = content.get(name)
@@ -99,13 +99,13 @@ def _listed(folder: Path) -> Iterator[str]:
 
 
 def _settings(folder: Path) -> list[dict[str, Any]]:
-    """The files that name special tokens; what a later one says has precedence."""
+    """Return the contents of the files that name special tokens; later ones have precedence."""
     config = _read(folder / TOKENIZER_CONFIG)
     return [config] if config.get(_DESCRIBED) else [config, _read(folder / SPECIAL_TOKENS)]
 
 
 def _text(entry: Any) -> str:
-    """The text of a token that is written as such or as an object."""
+    """Return the text of a token, which is written as a text or an object."""
     text = entry.get("content") if isinstance(entry, dict) else entry
     return text if isinstance(text, str) else ""
 

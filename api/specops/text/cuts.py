@@ -1,11 +1,11 @@
-"""Where a long text may be cut so that its parts, one after the other, have the whole's tokens.
+"""Finds where to cut a long text so that its parts have the same tokens as the whole.
 
-The library takes up to 300 bytes for a byte of text, so a long text goes through it in parts. A cut
-stands between two characters that the pre-tokenizer always separates; that is tried with a few
-thousand short texts when a tokenizer gets its first long one. Where nothing separates words, as in
-SentencePiece's BPE, it stands between two characters that no token contains side by side: no merge
-crosses it. A part begins with the last character of the one before it, whose tokens are left out,
-because some tokenizers put a space before a text.
+The library needs up to 300 bytes per byte of text, so a long text is encoded in parts. A cut lies
+between two characters that the pre-tokenizer always separates; a few thousand short texts test this
+when a tokenizer gets its first long text. If nothing separates words, as in SentencePiece's BPE,
+the cut lies between two characters that no token contains side by side, so no merge crosses it. A
+part is encoded with the last character before it, whose tokens are dropped, because some tokenizers
+put a space before a text.
 """
 
 import json
@@ -20,7 +20,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 PART = 1 << 14  # characters
 LONGEST = 1 << 16  # bytes of a part without a cut
-# The characters before and after a cut, each as a class and with some of the class.
+# The characters before and after a cut, each as a class, then examples of both classes.
 _PLACES = (
     (r"[\w!-~]", " ", "aBé1漢.'_)", " "),
     ("[A-Za-z]", "[0-9]", "aB", "1"),
@@ -28,9 +28,9 @@ _PLACES = (
     ("[A-Za-z0-9]", r"[\n!-&(-/:-@[-`{-~]", "aB1", "\n!(-/:@[_{~"),  # no apostrophe
     ("[ぁ-んァ-ヶ一-龥가-힣]", r"[、。\uff0c\n]", "漢かカ한", "、。\uff0c\n"),
 )
-_LETTERS = "aB1 .'\n漢é、-\t_"  # that surround them
-_TRIES, _MAX_AROUND = 1500, 7  # texts for each kind of place, and characters on each side
-_SPELLED = {ord(letter): " " for letter in "▁Ġ"} | {ord("Ċ"): "\n"}  # in vocabularies
+_LETTERS = "aB1 .'\n漢é、-\t_"  # for the text around a cut
+_TRIES, _MAX_AROUND = 1500, 7  # test texts per kind of place, and characters on each side
+_SPELLED = {ord(letter): " " for letter in "▁Ġ"} | {ord("Ċ"): "\n"}  # vocabularies' spellings
 
 
 class UncutText(ValueError):  # noqa: N818 - named as what it says
@@ -52,7 +52,7 @@ class Cuts:
         if all(map(_keeps, kinds)) and _merges_letters(tokenizer.model):
             words = partial(_words, tokenizer)
             by_bytes = any(kind["type"] == "ByteLevel" for kind in kinds)
-            # Letters that the library drops could have merges across the gap.
+            # If the library drops a letter, its neighbours could merge.
             apart = not by_bytes and _knows_all_bytes(tokenizer) and _never_splits(words)
             for before, behind, *some in _PLACES:
                 if apart or _separates(words, *some):
@@ -60,7 +60,7 @@ class Cuts:
         self._place = re.compile("|".join(places) or "(?!)")
         added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
         self._ends = {content[-1:] for content in added}
-        self._inside: set[str] = set()  # pairs that a token has inside
+        self._inside: set[str] = set()  # pairs that occur within a token
         for entry in [*added, *_entries(tokenizer)] if places else ():
             spelled = entry.translate(_SPELLED)
             for found in self._place.finditer(spelled):
@@ -83,7 +83,7 @@ class Cuts:
         return parts
 
     def _next(self, text: str, least: int) -> int:
-        """Return the first place to cut after a number of characters; the end if there is none."""
+        """Return the first place to cut from `least` on; the text's end if there is none."""
         for found in self._place.finditer(text, least, least + LONGEST):
             pair = text[found.start() - 1 : found.start() + 1]
             if pair[0] not in self._ends and pair not in self._inside:
@@ -92,7 +92,7 @@ class Cuts:
 
 
 def _entries(tokenizer: FastTokenizer) -> Iterable[str]:
-    """Return the vocabulary without added tokens; one entry at a time where its ids have no gap."""
+    """Return the vocabulary without added tokens; lazily if its ids have no gap."""
     model, size = tokenizer.model, tokenizer.get_vocab_size(with_added_tokens=False)
     if any(model.id_to_token(index) is None for index in range(size)):
         return tokenizer.get_vocab(with_added_tokens=False)
@@ -112,7 +112,7 @@ def _parts_of(part: Any) -> Iterator[dict[str, Any]]:
 
 
 def _keeps(part: Mapping[str, Any]) -> bool:
-    """Return whether every letter still has its own bytes after a part, but for Unicode forms."""
+    """Return whether a part preserves every letter's bytes, except for Unicode normalization."""
     match part:
         case {"type": "Split" | "Punctuation", "behavior": str(behavior)}:
             return behavior != "Removed"
@@ -133,7 +133,7 @@ def _merges_letters(model: Any) -> bool:
 
 
 def _knows_all_bytes(tokenizer: FastTokenizer) -> bool:
-    """Return whether each byte has a token: of other letters the library drops or merges some."""
+    """Return whether each byte has a token; otherwise the library drops or merges some letters."""
     names = (f"<0x{byte:02X}>" for byte in range(256))
     falls_back = getattr(tokenizer.model, "byte_fallback", False)
     return falls_back and all(tokenizer.token_to_id(name) is not None for name in names)
@@ -156,7 +156,7 @@ def _around(chosen: random.Random) -> str:
 
 
 def _separates(words: Words, before: str, behind: str) -> bool:
-    """Return whether texts are split the same way in two parts as whole."""
+    """Return whether texts are split in the same way as a whole and in two parts."""
     chosen = random.Random(1)  # nosec B311
     for _ in range(_TRIES):
         last = chosen.choice(before)

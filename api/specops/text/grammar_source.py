@@ -1,9 +1,9 @@
-"""Writes grammars in the form of the library llguidance, and tries them.
+"""Translates grammars for the library llguidance, and tests them.
 
-JSON schemas are rewritten before (`specops.text.schemas`); if the result is too much for the
-library, or contradicts itself, a plainer one is tried.
+JSON schemas are rewritten first (`specops.text.schemas`). If the result is too much for the
+library, or contradicts itself, a simpler one is tried.
 
-Grammars are programs by strangers, so `grammar_worker` does this, in a process with limits.
+Grammars are strangers' programs, so `grammar_worker` runs this in a process with limits.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 MAX_CHARACTERS = 3 << 16
-"""Longest text of a grammar."""
+"""Maximum length of a grammar's text."""
 MEMORY_BYTES = 128 << 20
-"""Address space of a compilation, at most."""
+"""Maximum address space of a compilation."""
 STACK_BYTES = 4 << 20
-"""Largest stack for trying it; it is then compiled on four times as much."""
+"""Maximum stack for testing a grammar; it is then compiled on four times as much."""
 _MAX_WRITTEN = 1 << 19  # characters of a grammar in the library's form
 # Models write JSON with these separators. With free white space a small model could write spaces
-# without end, and no token of the layout would be certain.
+# forever, and no token of the layout would be forced.
 LAYOUT: JsonCompileOptions = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
 }
-# All requests wait for a mask. With twice this fuel the worst that was found takes 0.27 s, and of
-# 2,519 published schemas no more compile.
+# All requests wait for a mask. With twice this fuel, the slowest known mask takes 0.27 s, and no
+# more of 2,519 published schemas compile.
 LIMITS = LLParserLimits(
     step_max_items=5_000, step_lexer_fuel=25_000, max_lexer_states=20_000, verbose_errors=False
 )
@@ -54,7 +54,7 @@ SPECIAL = b"\xff"
 
 
 class _Source(TokenizerWrapper):
-    """What the library asks a tokenizer for, by the names that it uses."""
+    """The tokenizer interface that the library expects."""
 
     is_tokenizer_wrapper, bos_token_id = True, None
     special_token_ids: Sequence[int] = ()  # `SPECIAL` marks them already
@@ -74,13 +74,13 @@ def vocabulary_of(
     encode: Callable[[str], Sequence[int]],
     slices: list[str],
 ) -> LLTokenizer:
-    """Return the library's form of a vocabulary.
+    """Return a vocabulary in the library's form.
 
     Args:
         tokens: the bytes of each token.
         ends: the tokens that end a text, in order.
-        encode: returns the tokens of a text that goes on from others.
-        slices: sets of tokens for which masks are kept, as regular expressions.
+        encode: returns the tokens of a text that continues another.
+        slices: regular expressions of sets of tokens whose masks are cached.
     """
     source = _Source(tokens, ends[0], encode)
     made = LLTokenizer(source, eos_token=[*ends], slices=slices)
@@ -114,11 +114,11 @@ class IgnoredKeyword:
 
 
 class Effort(IntEnum):
-    """How much of the schemas goes into a grammar: less where more cannot be compiled."""
+    """How much of the schemas goes into a grammar: less if more cannot be compiled."""
 
     WHOLE = 0
-    PLAIN = 1  # nothing that has to be written as combinations of schemas
-    FREE = 2  # nothing of tools that are not strict
+    PLAIN = 1  # nothing that requires combinations of schemas
+    FREE = 2  # nothing from tools that are not strict
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +127,8 @@ class Source:
 
     text: str
     ignored: tuple[IgnoredKeyword, ...] = ()
-    origins: Mapping[str, str] = field(default_factory=dict)  # of definitions: JSON pointers
-    arguments: tuple[str, ...] = ()  # described by the tools' schemas
+    origins: Mapping[str, str] = field(default_factory=dict)  # JSON pointers of definitions
+    arguments: tuple[str, ...] = ()  # of the tools, in Lark
 
 
 def _characters(grammar: Grammar, effort: Effort) -> int:
@@ -159,12 +159,12 @@ def check(matcher: LLMatcher) -> None:
 
 
 def explained(reason: str, grammar: Grammar, source: Source) -> GrammarError:
-    """Return the library's reason in terms of what the client sent, without generated rules.
+    """Return the library's reason in terms of the client's grammar, without generated rules.
 
     Args:
-        reason: the library's words.
-        grammar: as the client sent it.
-        source: the Lark made from it.
+        reason: the library's error message.
+        grammar: the client's.
+        source: its translation.
     """
     for tool, written in zip(grammar.arguments, source.arguments, strict=True):
         rule = f"start: TEXT\nTEXT: {written}" if tool.form else f"start: {written}"
@@ -178,13 +178,13 @@ def explained(reason: str, grammar: Grammar, source: Source) -> GrammarError:
     return GrammarError(said, in_tools=bool(generated) and grammar.said is None)
 
 
-# How the library names the definitions of a schema, and where it found a mistake in a text.
+# How the library names a schema's definitions, and the place of an error in a text.
 _DEFINITION = re.compile(r"json-schema:///#/\$defs/(\w+)")
 _PLACE = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?")
 
 
 def _first(reason: str) -> str:
-    """Return the library's reason without the lines of the grammar that it shows."""
+    """Return the library's reason without the lines that it quotes from the grammar."""
     return _PLACE.sub("", reason.partition("\n   1 | ")[0]).replace("\n ", "").strip()
 
 
@@ -193,10 +193,10 @@ def _origin(match: re.Match[str], source: Source) -> str:
 
 
 def write(grammar: Grammar, effort: Effort) -> Source:
-    """Return a grammar in the form that the library takes.
+    """Return a grammar in the library's form.
 
     Raises:
-        GrammarError: a schema is wrong, or it is too large.
+        GrammarError: a schema is wrong, or the grammar is too large.
     """
     if _characters(grammar, effort) > MAX_CHARACTERS:
         in_tools = _characters(grammar, Effort.FREE) <= MAX_CHARACTERS
@@ -256,9 +256,9 @@ def _rewritten(text: str, effort: Effort, *, strict: bool) -> Rewritten:
 
 
 def _described_arguments(tool: ToolArguments, effort: Effort) -> tuple[str, tuple[str, ...]]:
-    """Return a tool's arguments in Lark, and paths of the parts of their schema that it leaves out.
+    """Return a tool's arguments in Lark, and the paths of their schema's parts that are ignored.
 
-    If it is not strict, any schema will do.
+    If the tool is not strict, any schema is accepted.
 
     Raises:
         GrammarError: the schema is wrong.
@@ -277,10 +277,10 @@ def _described_arguments(tool: ToolArguments, effort: Effort) -> tuple[str, tupl
 
 
 def _described(tool: ToolArguments, schema: Mapping[str, Any]) -> str:
-    """Return the values of a rewritten schema in Lark.
+    """Return a rewritten schema's values in Lark.
 
     Raises:
-        SchemaError: the text is not JSON, and the schema cannot describe it.
+        SchemaError: the value is no JSON, and the schema cannot be enforced for it.
     """
     if not tool.form:
         return "%json " + json.dumps({**schema, "x-guidance": LAYOUT})
@@ -300,7 +300,7 @@ def _between_slashes(expression: str) -> str:
 
 
 def _of_same_type(text: str) -> dict[str, object]:
-    """Return a schema with nothing but another one's type."""
+    """Return a schema that only has another schema's type."""
     try:
         kind = loads(text).get("type")
     except ValueError:
@@ -309,7 +309,7 @@ def _of_same_type(text: str) -> dict[str, object]:
 
 
 def _part(source: str) -> dict[str, object]:
-    """Return a grammar in the library's form as one of several."""
+    """Return a grammar in the library's form as a part of a combined one."""
     if not source.startswith("{"):
         return {"lark_grammar": source}
     (part,) = json.loads(source)["grammars"]
@@ -317,7 +317,7 @@ def _part(source: str) -> dict[str, object]:
 
 
 def grammar_of(fields: Mapping[str, Any]) -> Grammar:
-    """Return the grammar whose fields these are, as `dataclasses.asdict` returns them."""
+    """Return the grammar with these fields, which `dataclasses.asdict` returned."""
     said = fields["said"]
     return Grammar(
         GrammarKind(fields["kind"]),

@@ -1,8 +1,8 @@
-"""JSON that models and clients write: it may hold what neither a text nor a fast writer can.
+"""Reads, checks and writes the JSON of models and clients, which can be hostile.
 
-JSON can spell half a surrogate pair, which no encoding of text has, numbers of any length, and any
-depth. So values are read, checked and written here. Parsing and checking take time by the parts of
-a JSON text, so these are counted first.
+JSON can spell half a surrogate pair, which no text encoding can, and allows numbers of any length
+and any depth. Parsing and checking take time in proportion to the parts of a JSON text, so these
+are counted first.
 """
 
 import json
@@ -15,28 +15,29 @@ import numpy.typing as npt
 import orjson
 
 MAX_PARTS = 1 << 14
-"""Objects, lists and names of a text. A long chat with a hundred tools has some thousands."""
+"""Objects, lists and names in a text. A long chat with a hundred tools has a few thousand."""
 MAX_VALUES = 1 << 17
-"""Items and fields of a text: as many as the longest context has tokens."""
+"""Items and fields in a text: as many as the longest context has tokens."""
 _PIECE = 1 << 18
 _QUOTE, _BACKSLASH = b'"\\'
 _HALVES = re.compile("[\ud800-\udfff]+")  # of surrogate pairs
-# Control characters are escaped anyway, and these occur in texts only.
+# Line ends that JSON need not escape; they occur only in strings.
 _LINE_ENDS = [(end.encode(), rb"\u%04x" % ord(end)) for end in "\u0085\u2028\u2029"]
 Bytes = npt.NDArray[np.uint8]
-# Objects in objects. pydantic and orjson write 250, and an answer puts some around a client's.
+# Nested objects. pydantic and orjson write 250, and an answer puts some around a client's.
 DEEPEST = 100
 
 
 class TooManyParts(ValueError):  # noqa: N818 - named as what it says
-    """A JSON text has more parts than are read."""
+    """A JSON text has more parts than the server reads."""
 
 
 def check_parts(text: bytes | bytearray, most_values: int = MAX_VALUES) -> None:
     """Count the parts of a JSON text without parsing it.
 
     Args:
-        most_values: items and fields.
+        text: the JSON text.
+        most_values: maximum number of items and fields.
 
     Raises:
         TooManyParts: there are too many.
@@ -44,7 +45,7 @@ def check_parts(text: bytes | bytearray, most_values: int = MAX_VALUES) -> None:
     if len(text) <= MAX_PARTS:
         return
     limits = {"objects, lists and names": MAX_PARTS, "values": most_values}
-    # Signs within strings count at first: that is faster.
+    # First count characters within strings too, which is faster.
     counts = _counts(np.frombuffer(piece, np.uint8) for piece in _pieces(text))
     if any(count > most for count, most in zip(counts, limits.values(), strict=True)):
         counts = _counts(_outside_strings(_pieces(text)))
@@ -54,7 +55,7 @@ def check_parts(text: bytes | bytearray, most_values: int = MAX_VALUES) -> None:
 
 
 def _counts(pieces: Iterable[Bytes]) -> list[int]:
-    """Count the signs before objects, lists and values of names, and the commas after items."""
+    """Count the characters before objects, lists and names' values, and the commas after items."""
     counts = [0, 0]
     for letters in pieces:
         for index, kinds in enumerate((b"{[:", b",")):
@@ -63,7 +64,7 @@ def _counts(pieces: Iterable[Bytes]) -> list[int]:
 
 
 def _pieces(text: bytes | bytearray) -> Iterator[bytes]:
-    """Yield a text in pieces, none of which ends within an escape; whole it would take copies."""
+    """Yield a text in pieces, to copy little at a time; none ends within an escape."""
     start = 0
     while start < len(text):
         end = start + _PIECE
@@ -74,10 +75,10 @@ def _pieces(text: bytes | bytearray) -> Iterator[bytes]:
 
 
 def _outside_strings(pieces: Iterable[bytes]) -> Iterator[Bytes]:
-    """Yield the bytes of a JSON text, with those within strings replaced by 0."""
+    """Yield a JSON text's bytes, with those within strings replaced by 0."""
     within = np.uint8(0)
     for piece in pieces:
-        # A backslash escapes the next character: no quotation mark that is left is in a string.
+        # A backslash escapes the next character; the remaining quotation marks delimit strings.
         escaped = _BACKSLASH in piece
         plain = piece.replace(rb"\\", b"__").replace(rb"\"", b"__") if escaped else piece
         letters = np.frombuffer(plain, np.uint8)
@@ -103,7 +104,7 @@ def loads(text: str) -> Any:
 
 
 def in_whole_characters(value: Any) -> Any:
-    """Return a value of JSON with U+FFFD in the place of half surrogate pairs.
+    """Return a JSON value with U+FFFD in place of half surrogate pairs.
 
     Raises:
         RecursionError: it is nested too deeply.
@@ -118,7 +119,7 @@ def in_whole_characters(value: Any) -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    """Write JSON, at most some levels deeper than `DEEPEST`; arrays of numbers are lists."""
+    """Write JSON, at most a few levels deeper than `DEEPEST`; NumPy arrays become lists."""
     try:
         return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     except orjson.JSONEncodeError:  # a number of more than 64 bits, or half a surrogate pair
@@ -126,7 +127,7 @@ def dumps(value: Any) -> bytes:
 
 
 def line(value: Any) -> bytes:
-    """Write JSON on one line, also for clients that end lines as Python's `splitlines` does."""
+    """Write JSON on one line, even for clients that split lines like Python's `splitlines`."""
     text = dumps(value)
     if not text.isascii():
         for end, escaped in _LINE_ENDS:
@@ -135,7 +136,7 @@ def line(value: Any) -> bytes:
 
 
 def writable(value: dict[str, Any]) -> dict[str, Any]:
-    """Return an object of a client; one that cannot be written into texts is refused.
+    """Return a client's object, unless it cannot be written as text.
 
     Raises:
         ValueError: it is nested too deeply, or has half a surrogate pair.
@@ -150,7 +151,7 @@ def writable(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def too_deep(value: Any) -> bool:
-    """Whether more than `DEEPEST` objects and lists are within each other."""
+    """Whether more than `DEEPEST` objects and lists are nested."""
     level = [value]
     for _ in range(DEEPEST):
         level = [inner for item in level for inner in _inside(item)]

@@ -1,6 +1,6 @@
-"""JSON schemas as clients write them, rewritten for the grammar library.
+"""Rewrites clients' JSON schemas for the grammar library.
 
-llguidance knows most of JSON Schema, refuses the rest, and leaves an object open unless its schema
-says otherwise. Here a schema becomes one that says the same in the library's words. What it has no
-words for is left out and reported by its path.
+llguidance supports most of JSON Schema, refuses the rest, and leaves an object open unless its
+schema closes it. This package rewrites a schema as an equivalent one that the library supports.
+What the library cannot express is left out, and reported by its path.
 """

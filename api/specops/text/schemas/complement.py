@@ -1,4 +1,4 @@
-"""The complement of a schema, in a schema's words: `not`, and what `if` leaves to `else`."""
+"""Writes the complement of a schema as a schema, for `not`, and for `if` with `else`."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -8,7 +8,7 @@ from specops.text.schemas import patterns
 from specops.text.schemas.references import Schema
 from specops.text.schemas.shapes import TYPES
 
-# What constrains nothing.
+# Keywords that constrain nothing.
 ANNOTATIONS = frozenset(
     {
         *("$anchor", "$defs", "definitions", "$schema", "$id", "id", "$comment", "title"),
@@ -18,7 +18,7 @@ ANNOTATIONS = frozenset(
     }
 )
 _DEEPEST = 8  # references to references
-# Each bound's complement: its type, its keyword, and the difference of the values.
+# Each bound's complement: its type, its keyword, and the values' difference.
 _BOUNDS: dict[str, tuple[str, str, int]] = {
     "minimum": ("number", "exclusiveMaximum", 0),
     "maximum": ("number", "exclusiveMinimum", 0),
@@ -36,10 +36,10 @@ def complement(schema: Any, resolve: Resolve, depth: int = 0) -> Any:
     """Return a schema of all values that do not follow `schema`; None: it cannot be expressed.
 
     Args:
-        schema: as JSON has it.
-        resolve: returns what the `$ref` of a schema means, or else the schema. It is called for
-            each schema, and raises `SchemaError` for one with a wrong shape.
-        depth: how deep this schema lies in the first one.
+        schema: the schema, as read from JSON.
+        resolve: returns the target of a schema's `$ref`, or the schema if it has none. It is
+            called for each schema, and raises `SchemaError` for an invalid one.
+        depth: how deep this schema lies within the first one.
     """
     if isinstance(schema, bool):
         return not schema
@@ -120,7 +120,7 @@ def _other_types(types: Any) -> Any:
 
 
 def _other_values(values: list[Any]) -> Any:
-    """Return all values but these; only of texts, numbers, booleans and null."""
+    """Return all values but these; None if one is a list or an object, or there are none."""
     if not values or any(isinstance(value, list | dict) for value in values):
         return None
     texts = [value for value in values if isinstance(value, str)]

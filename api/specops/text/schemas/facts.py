@@ -1,7 +1,7 @@
-"""What a schema says about objects, over everything that is joined to it.
+"""Collects what a schema says, including everything joined to it.
 
-`allOf` and `$ref` join schemas to one: a schema's properties are its own and theirs. `anyOf` and
-the like offer branches, which may list more.
+`allOf` and `$ref` join schemas: a schema's properties are its own and theirs. `anyOf` and similar
+keywords offer branches, which may list more.
 """
 
 import json
@@ -14,7 +14,7 @@ from specops.text.schemas.references import Document, Schema, SchemaError
 from specops.text.schemas.trial import are_disjoint
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-# With these, the schema itself says which further properties there may be.
+# With these, the schema itself says which other properties are allowed.
 OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties")
 _BRANCHES = ("anyOf", "oneOf", "if", "then", "else", "not", "dependentSchemas", "dependencies")
 _KINDS = {
@@ -23,11 +23,10 @@ _KINDS = {
     "string": {"pattern", "minLength", "maxLength"},
     "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
 }
-# Most schemas to look at. A large document has some thousands, at a microsecond each.
+# Maximum number of schemas to visit. A large document has a few thousand, at a microsecond each.
 _MAX_STEPS = 100_000
-_MAX_PAIRS = 2_000  # of branches that are compared
-
-_DEEPEST = 4  # of properties in properties that are compared
+_MAX_PAIRS = 2_000  # of branches to compare
+_DEEPEST = 4  # levels of nested properties to compare
 
 
 @dataclass(slots=True)
@@ -35,17 +34,17 @@ class Facts:
     """What a schema and the schemas joined to it say.
 
     Attributes:
-        names: of properties, in their order, with the schemas that describe them.
+        names: properties' names in order, with the schemas that describe them.
         required: names that every object has.
         listed: whether there are `properties`.
-        open: whether the schema itself says which further properties are allowed.
+        open: whether the schema itself says which other properties are allowed.
         shut: whether `additionalProperties` is false.
-        branch_names: further names, listed by branches.
+        branch_names: other names, listed by branches.
         branched: whether a branch lists properties.
-        types: the only types; None: all.
-        values: the only values; None: all.
-        typed: whether there is a type, or values, anywhere.
-        kinds: types that the other keywords are about.
+        types: the allowed types; None: all.
+        values: the allowed values; None: all.
+        typed: whether a type, or values, occur anywhere.
+        kinds: types to which the other keywords apply.
         texts: rules for texts, as schemas.
     """
 
@@ -64,7 +63,7 @@ class Facts:
 
 
 class SchemaAnalyzer:
-    """Finds the facts of a document's schemas, within a bound of work."""
+    """Finds the facts about a document's schemas, with limited work."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
@@ -72,17 +71,17 @@ class SchemaAnalyzer:
         self._steps = self._pairs = 0
 
     def step(self, path: str = "") -> None:
-        """Count a piece of work.
+        """Count a unit of work.
 
         Raises:
-            SchemaError: it was too much.
+            SchemaError: the limit is exceeded.
         """
         self._steps += 1
         if self._steps > _MAX_STEPS:
             raise SchemaError(path, "it refers to itself in too many ways")
 
     def check(self, node: Schema) -> None:
-        """Refuse a schema of a wrong shape: see `shapes.check`."""
+        """Refuse an invalid schema; see `shapes.check`."""
         shapes.check(node, self._document.pointer(node))
 
     def target(self, node: Schema) -> Any:
@@ -96,7 +95,7 @@ class SchemaAnalyzer:
         if (known := self._known.get(id(node))) is None:
             facts = Facts()
             self._join(node, facts, set())
-            # The node is kept, so that its id stays its own.
+            # Keep the node, so that no other object gets its id.
             known = self._known[id(node)] = (node, facts)
         return known[1]
 
@@ -107,7 +106,7 @@ class SchemaAnalyzer:
                 self._branch(branch, facts, seen)
 
     def _joined(self, node: Any, seen: set[int]) -> Iterator[Schema]:
-        """Yield a schema, and those that `allOf` and references join to it, each once."""
+        """Yield a schema and those that `allOf` and references join to it, each once."""
         waiting = [node]
         while waiting:
             node = waiting.pop(0)
@@ -165,12 +164,12 @@ class SchemaAnalyzer:
         facts.kinds |= branch.kinds
 
     def exclusive(self, first: Any, second: Any, names: Iterable[str] | None) -> bool:
-        """Whether no value that is written for one schema follows the other, too.
+        """Whether no value written for one schema also follows the other.
 
         Args:
             first: a schema.
             second: another one.
-            names: of properties that both may have besides their own; None: all.
+            names: properties that both may have in addition to their own; None: all.
         """
         if self.disjoint(first, second):
             return True
@@ -180,12 +179,12 @@ class SchemaAnalyzer:
         return _lacks(ours, theirs, names) and _lacks(theirs, ours, names)
 
     def disjoint(self, first: Any, second: Any, depth: int = 0) -> bool:
-        """Whether no value can follow both schemas, as far as that is easy to see.
+        """Whether no value can follow both schemas, as far as that is easy to tell.
 
         Args:
             first: a schema.
             second: another one.
-            depth: how deep both lie in the first pair.
+            depth: how deep both lie within the first pair.
         """
         self._pairs += 1
         if self._pairs > _MAX_PAIRS or depth > _DEEPEST:
@@ -205,7 +204,7 @@ class SchemaAnalyzer:
         ) or (types == {"object"} and self._differ(ours, theirs, depth))
 
     def _differ(self, ours: Facts, theirs: Facts, depth: int) -> bool:
-        """Whether a property that one of two objects must have is never the same in both."""
+        """Whether a property that either object requires has disjoint schemas in both."""
         return any(
             self.disjoint(mine, others, depth + 1)
             for name in ours.required.keys() | theirs.required.keys()
@@ -215,7 +214,7 @@ class SchemaAnalyzer:
 
 
 def _lacks(closed: Facts, other: Facts, names: Iterable[str]) -> bool:
-    """Whether objects of a closed schema always lack a property that the other requires."""
+    """Whether the objects of a closed schema lack a property that the other schema requires."""
     shut = closed.shut or (closed.listed and not closed.open)
     objects = closed.types == {"object"} or (closed.types is None and closed.kinds == {"object"})
     known = {*closed.names, *closed.branch_names, *names}
@@ -258,7 +257,7 @@ def _types(facts: Facts) -> set[str]:
 
 
 def _key(value: Any) -> str:
-    """Return a text that is the same for equal JSON values: 1 is 1.0, and True is not."""
+    """Return a key that is the same for equal JSON values: 1 equals 1.0, but not True."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps(value, sort_keys=True)

@@ -1,4 +1,4 @@
-"""Regular expressions of strings: formats, complements, and look-ahead as several expressions.
+"""Writes regular expressions for strings: formats, complements, and look-ahead.
 
 llguidance enforces ten formats and regular expressions without look-around. A string may have to
 match several expressions at once, so a look-ahead at the beginning of an expression becomes a
@@ -10,14 +10,14 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-# By the library.
+# The library enforces these.
 ENFORCED_FORMATS = frozenset({"duration", "email", "hostname", "ipv4", "ipv6", "uri"})
-# Wider formats, each with one of its subsets that is enforced.
+# Wider formats, each with a subset that the library enforces.
 NARROWED_FORMATS = {"idn-email": "email", "idn-hostname": "hostname", "iri": "uri", "url": "uri"}
 _BASE64 = r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 _PATH = r"(?:[A-Za-z0-9\-._~!$&'()*+,;=/]|%[0-9A-Fa-f]{2})*"
 _UUID = "^[0-9a-f]{{8}}-[0-9a-f]{{4}}-{}[0-9a-f]{{3}}-[89ab][0-9a-f]{{3}}-[0-9a-f]{{12}}$"
-# RFC 3339 without leap seconds, and from the year 1 on: clients can read no earlier one.
+# RFC 3339 without leap seconds, and from the year 1: clients cannot read earlier years.
 _LEAP_YEAR = r"(?:[0-9][0-9](?:0[48]|[2468][048]|[13579][26])|(?:[2468][048]|0[48]|[13579][26])00)"
 _DATE = (
     rf"(?:{_LEAP_YEAR}-02-29|"
@@ -44,9 +44,9 @@ FORMAT_PATTERNS = {
     "base64url": r"^[A-Za-z0-9_\-]*={0,2}$",
     **{f"uuid{version}": _UUID.format(version) for version in range(1, 9)},
 }
-# Formats that forbid no text. zod writes the last three with a pattern.
+# Formats that allow any text. zod adds a pattern to the last three.
 FREE_FORMATS = frozenset({"binary", "string", "text", "starts_with", "ends_with", "includes"})
-# zod's formats, each written with a pattern that says the same.
+# zod's formats, to each of which it adds an equivalent pattern.
 SAID_BY_PATTERN = frozenset(
     {
         *("cidrv4", "cidrv6", "cuid", "cuid2", "e164", "emoji", "guid", "ksuid", "nanoid", "ulid"),
@@ -58,13 +58,13 @@ _GROUP = re.compile(r"\^?\(\?([=!])")
 _SIGN = r"\\[.^$*+?()\[\]{}|\\/\-]"
 _LETTER = rf"(?:[^\\()\[\]{{}}|*+?.^$]|\\[dDsSwWfnrtv]|{_SIGN})"
 _CLASS = rf"(?:\[\^?(?:\\.|[^\]\\])+\]|{_LETTER})"
-_SEVERAL = re.compile(r"\\[dDsSwW]")  # letters that one sign stands for
+_SEVERAL = re.compile(r"\\[dDsSwW]")  # an escape that stands for several characters
 
 
 def split_lookahead(pattern: str) -> list[str] | None:
-    """Return expressions that a text matches together exactly where it matches `pattern`.
+    """Return expressions that together are equivalent to `pattern`: a text must match all of them.
 
-    None: the expression has look-around that cannot be taken apart.
+    None: the pattern has look-around that cannot be split off.
 
     >>> split_lookahead("^(?=.*[0-9])[a-z0-9]+$")
     ['^.*[0-9]', '^[a-z0-9]+$']
@@ -99,12 +99,12 @@ def _closing(text: str, opening: int) -> int | None:
 
 
 def _alternatives(text: str) -> bool:
-    """Whether an expression has `|` outside of groups."""
+    """Whether an expression has `|` outside groups."""
     return any(sign == "|" and not depth for _, sign, depth in _operators(text))
 
 
 def _operators(text: str) -> Iterator[tuple[int, str, int]]:
-    """Yield index and depth of each parenthesis, `|`, `^` and `$`; a group's own are one higher."""
+    """Yield each parenthesis, `|`, `^` and `$` with its index and depth; groups add a level."""
     depth, in_class = 0, False
     for token in re.finditer(r"\\.|.", text, re.DOTALL):
         sign = token[0]
@@ -122,14 +122,14 @@ _ANYTHING = r"(.|\n)*"
 
 
 def whole(pattern: str, before: str = _ANYTHING, after: str = _ANYTHING) -> str | None:
-    """Return an expression of the whole texts in which `pattern` matches somewhere.
+    """Return an expression that matches the whole of any text in which `pattern` matches.
 
-    None: it has anchors within.
+    None: the pattern has inner anchors.
 
     Args:
-        pattern: a regular expression, as JSON schemas have them.
-        before: what may precede the match.
-        after: what may follow it.
+        pattern: a JSON schema's regular expression.
+        before: expression of what may precede the match.
+        after: expression of what may follow it.
 
     >>> whole("^ab|c$")
     '(ab(.|\\n)*|(.|\\n)*c)'
@@ -158,13 +158,13 @@ def _whole_option(option: str, before: str, after: str) -> str | None:
 
 
 def _refusing(inner: str) -> str | None:
-    """Return an expression of the texts that do not begin with `inner`, for simple ones."""
+    """Return an expression of the texts that do not begin with `inner`; None if it is complex."""
     if match := re.fullmatch(rf"({_CLASS})[*]\$", inner):
         return _negated_class(match[1])
     if match := re.fullmatch(rf"\.\*({_LETTER}{{1,2}})", inner):
         letters = re.findall(r"\\?.", match[1])
         alike = len({re.sub(r"\\(?=\W)", "", letter) for letter in letters}) == 1
-        if alike or not any(map(_SEVERAL.match, letters)):  # else one may be a part of the other
+        if alike or not any(map(_SEVERAL.match, letters)):  # else one may include the other
             return _without([letters[0]] * len(letters) if alike else letters)
     if re.fullmatch(_CLASS, inner):
         return f"^(?:$|{_negated_class(inner)})"
@@ -178,7 +178,7 @@ def _negated_class(letters: str) -> str:
 
 
 def _without(letters: Sequence[str]) -> str:
-    """Return an expression of the texts in which one or two letters never occur in a row."""
+    """Return an expression of the texts in which these one or two letters never occur in a row."""
     first, last = letters[0], letters[-1]
     if len(letters) == 1:
         return f"^[^{first}]*$"
@@ -188,7 +188,7 @@ def _without(letters: Sequence[str]) -> str:
 
 
 def complement(texts: Sequence[str]) -> str:
-    """Return an expression of all other texts than these.
+    """Return an expression of all texts but these.
 
     >>> re.search(complement(["ab"]), "ab"), bool(re.search(complement(["ab"]), "a"))
     (None, True)

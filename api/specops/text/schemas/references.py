@@ -1,16 +1,16 @@
-"""Resolves the references of a JSON schema to parts of the same document.
+"""Resolves a JSON schema's references to parts of the same document.
 
-Identifiers (`$id`, in old drafts `id`), anchors and JSON pointers are followed as in RFC 6901 and
-JSON Schema 2020-12. Nothing is ever fetched.
+Identifiers (`$id`, in old drafts `id`), anchors and JSON pointers work as in RFC 6901 and JSON
+Schema 2020-12. Nothing is ever fetched.
 """
 
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 Schema = dict[str, Any]
-# Their values are data, not schemas.
+# Keywords whose values are data, not schemas.
 _DATA = frozenset({"const", "enum", "default", "example", "examples"})
-# Their values are schemas by names, which are not keywords.
+# Keywords whose values are schemas by name; the names are not keywords.
 _BY_NAME = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependencies", "dependentSchemas"}
 )
@@ -77,10 +77,10 @@ class Document:
         return self._pointers.get(id(node), "")
 
     def resolve(self, reference: object, node: Schema) -> Any:
-        """Return the schema that a reference in `node` means.
+        """Return the target of a reference in `node`.
 
         Raises:
-            SchemaError: it is outside of the document, or nowhere.
+            SchemaError: the target is outside the document, or does not exist.
         """
         at = self.pointer(node)
         if not isinstance(reference, str):

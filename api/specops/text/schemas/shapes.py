@@ -1,7 +1,7 @@
 """Checks the values of a schema's keywords, so that an error names the path of a client's mistake.
 
-Earlier drafts are valid, too. Inner schemas are checked when they are used: a mistake in a
-definition that nothing refers to does no harm.
+Earlier drafts are valid too. Inner schemas are checked when they are used: a mistake in an unused
+definition does no harm.
 """
 
 import math
@@ -10,18 +10,19 @@ from typing import Any
 
 from specops.text.schemas.references import Schema, SchemaError, escaped
 
-Shape = Callable[[Any, str], None]  # raises an error for a wrong value, at its JSON pointer
+Shape = Callable[[Any, str], None]  # raises an error for an invalid value, with its JSON pointer
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 
 
 def check(schema: Schema, at: str) -> None:
-    """Refuse a schema with a keyword whose value has a wrong shape.
+    """Refuse a schema with a keyword whose value is invalid.
 
     Args:
-        at: JSON pointer of the schema.
+        schema: the schema; inner ones are not checked.
+        at: its JSON pointer.
 
     Raises:
-        SchemaError: it has one.
+        SchemaError: a value is invalid.
     """
     for keyword, value in schema.items():
         if (shape := _SHAPES.get(keyword)) is not None:
@@ -29,7 +30,7 @@ def check(schema: Schema, at: str) -> None:
 
 
 def whole(value: Any) -> int | None:
-    """Return a count; None for anything that is not a count."""
+    """Return a value as a count; None if it is not a non-negative whole number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return int(value) if value >= 0 and value == value // 1 else None

@@ -1,4 +1,4 @@
-"""Asks the grammar library about a small schema."""
+"""Finds out from the grammar library whether it can enforce a small schema."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from specops.text.schemas.references import Schema
 
 
 def enforced(schema: Schema) -> bool:
-    """Whether the library takes a schema; one that nothing follows counts, too."""
+    """Whether the library accepts a schema, or finds that no value can follow it."""
     reason = _tried(json.dumps(schema))
     return not reason or _impossible(reason)
 
@@ -21,7 +21,7 @@ def are_disjoint(schemas: Sequence[Schema]) -> bool:
 
 
 def forget() -> None:
-    """Ask the library anew from now on."""
+    """Forget the library's answers."""
     _tried.cache_clear()
 
 
@@ -31,5 +31,5 @@ def _impossible(reason: str) -> bool:
 
 @lru_cache(512)
 def _tried(text: str) -> str:
-    """Return the library's reason against a schema; empty where it takes it."""
+    """Return the library's reason against a schema; empty if it accepts it."""
     return LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(text))

@@ -1,14 +1,14 @@
 """Rewrites a JSON schema into one that llguidance enforces; the rest is left out and reported.
 
-Two things change. An object that lists `properties`, and does not itself say what else there may
-be, gets no other ones: a small model would invent them without end. And keywords
-unknown to the library are expressed by others where possible: `if` as `anyOf`, `propertyNames` as
-`patternProperties`, and so on.
+Two things change. An object that lists `properties`, without saying which others are allowed, gets
+no others: a small model would invent them forever. And keywords unknown to the library are
+expressed by others where possible: `if` as `anyOf`, `propertyNames` as `patternProperties`, and so
+on.
 
-Objects are closed where a schema describes a whole value. There, everything joined to one schema
+Objects are closed where a schema describes a whole value. There, everything joined to the schema
 counts together: the parts of `allOf` and targets of `$ref` are written in place, open, and the
 whole gets `additionalProperties: false` and a list of all their names. A reference stays only if it
-is a value's whole schema: the library cannot follow others in a circle.
+is a value's whole schema: the library cannot follow other circular references.
 """
 
 import itertools
@@ -26,20 +26,20 @@ from specops.text.schemas.references import Document, Schema, SchemaError, escap
 from specops.text.schemas.shapes import is_text, whole
 from specops.text.schemas.trial import enforced
 
-# Ways in which the parts of one schema may be combined; the library writes each of them out.
+# Combinations of the parts of one schema; the library writes out each of them.
 _MAX_WAYS = 64
-_MAX_WRITTEN = 50_000  # schemas and names of closed objects; the library takes no more
+_MAX_WRITTEN = 50_000  # schemas and names of closed objects; the library accepts no more
 _MAX_EXCLUSIONS = 8  # branches of `oneOf` that exclude each other by complements
 _MAX_AGAINST = 4  # ways not to follow one of them
-_MAX_RESOLVED = 30  # references within a schema whose opposite is written
+_MAX_RESOLVED = 30  # references within a schema whose complement is written
 _MAX_CONTAINED = 8
-_MAX_PERMUTED = 5  # values whose arrays without repetition are written out: 326
+_MAX_PERMUTED = 5  # values whose arrays without repetition are written out: 326 arrays
 _MAX_CHARACTERS = 1_000  # of these values
 _MAX_EXACT = 1 << 53
 _BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 _COUNTS = frozenset({"minLength", "maxLength", "minItems", "maxItems"})
 _OBJECT_COUNTS = ("minProperties", "maxProperties")
-# Keywords with schemas that may be long.
+# Keywords whose values may be long.
 _INNER = frozenset(
     {"properties", "items", "anyOf", "oneOf", "allOf", "additionalProperties", "enum"}
 )
@@ -48,12 +48,12 @@ Names = Iterable[str]
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """A schema in the library's words.
+    """A schema that the library supports.
 
     Attributes:
         schema: the schema.
         ignored: JSON pointers of the client's keywords that it does not enforce.
-        origins: JSON pointer of the client's schema that each of its definitions comes from.
+        origins: by definition: JSON pointer of the client's schema that it comes from.
     """
 
     schema: Schema
@@ -65,9 +65,9 @@ def rewrite(schema: Any, *, strict: bool = False, plain: bool = False) -> Rewrit
     """Rewrite a schema.
 
     Args:
-        schema: as it was read from JSON.
+        schema: the schema, as read from JSON.
         strict: refuse what cannot be enforced.
-        plain: leave out what would have to be written as combinations of schemas.
+        plain: leave out what requires combinations of schemas.
 
     Raises:
         SchemaError: the schema is wrong or too large, or `strict` and a keyword is not enforced.
@@ -94,11 +94,11 @@ class _Writer:
         self._defined: dict[str, Any] = {}
         self._names: dict[int, tuple[Schema, str]] = {}
         self._waiting: list[tuple[Schema, str]] = []
-        # Of the value that is being written: combinations of its parts, and targets of references
-        # that are already among them.
+        # Of the current value: combinations of its parts, and the references' targets that are
+        # already among them.
         self._ways = 1
         self._joined: set[int] = set()
-        self._in_place = 0  # targets of references around
+        self._in_place = 0  # enclosing targets of references
         self._keywords: dict[str, Callable[[Schema, str, str, Schema], None]] = {
             "type": self._type,
             "const": self._as_it_is,
@@ -128,7 +128,7 @@ class _Writer:
         }
 
     def write(self) -> Any:
-        """Return the schema with all definitions that it needs."""
+        """Return the schema with all its definitions."""
         root = self._document.root
         written = self._value(root, "")
         if written is False:
@@ -160,10 +160,12 @@ class _Writer:
         """Write the schema of a value.
 
         Args:
-            outer: names of an object's properties that are described outside of this branch; None
-                where an object is described here only.
-            branch: it is one of several forms of a value.
-            joined: other keywords apply to each form, too.
+            node: the schema.
+            at: its JSON pointer.
+            outer: names of properties described outside this branch; None: this is no branch of
+                an object that lists properties.
+            branch: whether this is one of several forms of a value.
+            joined: whether other keywords also apply to each form.
         """
         if isinstance(node, bool):
             return node
@@ -182,7 +184,7 @@ class _Writer:
         groups = [name for name in ("anyOf", "oneOf") if name in node]
         rest = self._unevaluated(node, facts, at, grouped=bool(groups))
         if len(groups) == 1 and not (facts.open and rest is None):
-            # Each form is closed by itself, with the names from outside of the forms.
+            # Each form is closed by itself, with the names from outside the forms.
             names |= dict.fromkeys(self._branched_elsewhere(node))
             has_names = closes or rest is not None
             written = self._part(node, at, names if has_names else None, forms=True)
@@ -218,7 +220,7 @@ class _Writer:
         return listed
 
     def _unevaluated(self, node: Schema, facts: Facts, at: str, *, grouped: bool) -> Any:
-        """Write what further properties must be by `unevaluatedProperties`; None: nothing."""
+        """Return the schema of other properties by `unevaluatedProperties`; None: none."""
         value = node.get("unevaluatedProperties", True)
         if value is True or value == {}:
             return None
@@ -226,13 +228,13 @@ class _Writer:
         others = any(name in node for name in OPEN[:2])
         if others or (facts.branched and not (grouped and value is False)):
             self._leave_out(at)
-        # By then all branches' names are allowed at least.
+        # The closed object also allows all branches' names.
         return None if others or value is not False else False
 
     def _count_properties(
         self, node: Schema, facts: Facts, at: str, written: Schema, names: Mapping[str, None]
     ) -> None:
-        """Write `minProperties` and `maxProperties`, which the library has for few objects."""
+        """Write `minProperties` and `maxProperties`, which the library supports for few objects."""
         low, high = (whole(node.get(name)) for name in _OBJECT_COUNTS)
         low, least = low or 0, len(facts.required)
         closed = written.get("additionalProperties") is False and "patternProperties" not in written
@@ -271,14 +273,16 @@ class _Writer:
         """Write a schema that is joined to others, or one value's keywords.
 
         Args:
-            names: of the properties that are described outside of its branches.
-            forms: its branches are forms of a whole value.
+            node: the schema.
+            at: its JSON pointer.
+            names: properties described outside its branches.
+            forms: whether its branches are forms of a whole value.
         """
         if isinstance(node, bool):
             return node
         self._check(node, at)
         written: Schema = {}
-        # A list of names changes what the other keywords have written.
+        # `propertyNames` comes last: it changes what other keywords have written.
         said = {"type"} if forms and self._only_forms(node) else set()
         for keyword in sorted(node, key=lambda keyword: keyword == "propertyNames"):
             if keyword in said:
@@ -365,7 +369,7 @@ class _Writer:
         written["additionalProperties"] = True
 
     def _property_names(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
-        """Write the names that an object may have as patterns of them, or as a list."""
+        """Write the names that an object may have, as a pattern or a list."""
         names = node[keyword]
         if names is True:
             return
@@ -391,7 +395,7 @@ class _Writer:
             self._leave_out(at)
 
     def _pattern_of_names(self, names: Schema, at: str) -> str | None:
-        """Return the expression that a property's name must match; None: any."""
+        """Return the expression that a property's name must match; None: any name."""
         rules = {
             keyword: value
             for keyword, value in names.items()
@@ -434,7 +438,7 @@ class _Writer:
         self._join(written, {"enum": lists})
 
     def _few_values(self, items: Any) -> list[Any] | None:
-        """Return the values that an array's items may have, where they are few."""
+        """Return the values that an array's items may have; None if there are many."""
         if not isinstance(items, dict):
             return None
         facts = self._facts.of(items)
@@ -446,7 +450,7 @@ class _Writer:
         return list({json.dumps(value): value for value in values}.values())
 
     def _contains(self, node: Schema, keyword: str, at: str, written: Schema) -> None:
-        """Write that an array begins with the items that it must contain."""
+        """Write `contains` as items with which the array begins."""
         least = whole(node.get("minContains", 1))
         if least == 0 and "maxContains" not in node:
             return
@@ -471,7 +475,7 @@ class _Writer:
     def _defined_at(self, node: Schema, at: str | None = None) -> Schema:
         """Return a reference to the definition of a value's schema."""
         if (known := self._names.get(id(node))) is None:
-            # The node is kept, so that its id stays its own.
+            # Keep the node, so that no other object gets its id.
             known = self._names[id(node)] = (node, str(len(self._names)))
             self.origins[known[1]] = self._document.pointer(node) if at is None else at
             self._waiting.append(known)
@@ -501,7 +505,7 @@ class _Writer:
         self._offer(written, options)
 
     def _only_forms(self, node: Schema) -> bool:
-        """Whether a schema has nothing but its forms: its type is a type of each form, too."""
+        """Whether a schema has nothing but its forms, and a type that each form implies."""
         words = node.keys() - ANNOTATIONS - {"type"}
         keyword = next(iter(words))
         if len(words) > 1 or keyword not in ("anyOf", "oneOf") or "type" not in node:
@@ -511,7 +515,7 @@ class _Writer:
         return all(types and types <= own for types in theirs)
 
     def _types_of_form(self, option: Any) -> set[str] | None:
-        """Return the types that a form is written with."""
+        """Return the types in a form's rewritten schema."""
         facts = self._facts.of(option)
         # A definition without a type gets the type of its keywords.
         defined = isinstance(option, dict) and _only_reference(option) is not None
@@ -526,10 +530,13 @@ class _Writer:
     def _options(
         self, node: Schema, keyword: str, at: str, names: Names | None
     ) -> list[tuple[int, Any]]:
-        """Return the branches of a schema; those of `oneOf` exclude each other, where they can.
+        """Return a schema's branches; those of `oneOf` exclude each other if possible.
 
         Args:
-            names: of properties that objects of all branches may have; None: they are open.
+            node: the schema.
+            keyword: `anyOf` or `oneOf`.
+            at: the keyword's JSON pointer.
+            names: properties that objects of all branches may have; None: any.
         """
         options = node[keyword]
         if keyword == "anyOf":
@@ -583,7 +590,7 @@ class _Writer:
             self._alternatives(written, {"anyOf": [lacking, then]}, at)
 
     def _negated(self, schema: Any) -> Any:
-        """Return a schema of all other values; None: it cannot be expressed, or takes too much."""
+        """Return a schema of all other values; None: it cannot be expressed, or is too large."""
         resolved = itertools.count(1)
 
         def resolve(node: Schema) -> Any:
@@ -600,7 +607,7 @@ class _Writer:
             return None
 
     def _alternatives(self, written: Schema, schema: Any, at: str) -> None:
-        """Join a schema that this module made; None: it cannot be expressed."""
+        """Join a schema that this class made; leave the keyword out if the schema is None."""
         ways = 0 if schema is None else _ways(schema)
         if schema is None or self._ways * ways > self._most_ways:
             self._leave_out(at)
@@ -620,7 +627,7 @@ class _Writer:
             return
         parts = [{"pattern": pattern} for pattern in required]
         whole: Schema = {"type": "string", "allOf": parts}
-        # Some expressions are too much for the library together.
+        # The library cannot handle some expressions together.
         for name in ("format", "minLength", "maxLength"):
             if name not in written:
                 continue
@@ -636,7 +643,7 @@ class _Writer:
                 self._join(written, part)
 
     def _pattern(self, node: Schema, at: str) -> list[str]:
-        """Return the expressions that a text must match by `pattern`."""
+        """Return the expressions that a text must match because of `pattern`."""
         if "pattern" not in node:
             return []
         pieces = patterns.split_lookahead(node["pattern"])
@@ -648,7 +655,7 @@ class _Writer:
         return pieces
 
     def _format(self, node: Schema, at: str, written: Schema) -> list[str]:
-        """Write `format`, or return the expressions that a text must match by it."""
+        """Write `format`, or return the expressions that a text must match because of it."""
         form = node.get("format")
         form = patterns.NARROWED_FORMATS.get(form or "", form)
         if form in patterns.FORMAT_PATTERNS:
@@ -661,7 +668,7 @@ class _Writer:
 
 
 def _closed(written: Schema, names: Names, rest: Any) -> Schema:
-    """Return an object's schema that takes no properties but these."""
+    """Return an object's schema with these properties, and `rest` as the schema of others."""
     listed = {**(written.get("properties") or {})}
     for name in names:
         listed.setdefault(name, True)
@@ -669,9 +676,9 @@ def _closed(written: Schema, names: Names, rest: Any) -> Schema:
 
 
 def _circular(node: Schema, by_pattern: Mapping[str, Any]) -> bool:
-    """Whether listed properties must also follow references that patterns of names have.
+    """Whether listed properties must also follow references in `patternProperties`.
 
-    The library joins them, and cannot where one leads back to the object.
+    The library joins these schemas, and fails if a reference leads back to the object.
     """
     listed = node.get("properties")
     for pattern, schema in by_pattern.items():
@@ -687,19 +694,19 @@ def _circular(node: Schema, by_pattern: Mapping[str, Any]) -> bool:
 
 
 def _say_once(written: Schema) -> None:
-    """Make a listed property's schema `true` if a pattern of names has the same schema."""
+    """Make a listed property's schema `true` if a pattern of its name has the same schema."""
     listed = written.get("properties") or {}
     for pattern, rest in written["patternProperties"].items():
         same = [name for name, schema in listed.items() if schema == rest]
         try:
             known = [name for name in same if re.search(pattern, name)]
-        except re.error:  # as other languages write them
+        except re.error:  # valid in another dialect
             continue
         written["properties"] = listed = listed | dict.fromkeys(known, True)
 
 
 def _only_reference(node: Schema) -> Schema | None:
-    """Return a schema that is only a reference, perhaps within `allOf`."""
+    """Return a schema's reference if it has nothing else; it may be within `allOf`."""
     words = [keyword for keyword in node if keyword not in ANNOTATIONS]
     if len(words) != 1:
         return None

@@ -1,1 +1,1 @@
-"""How models call tools: a table of the forms that families were trained on, and their reader."""
+"""Tool calls: learns a model's format, writes calls and grammars in it, and parses answers."""

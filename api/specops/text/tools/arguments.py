@@ -1,7 +1,7 @@
-"""Arguments that a model writes without JSON: their schemas, their types, and their JSON.
+"""Converts a call's arguments to JSON if the model does not write them as JSON.
 
-Between tags a text has no quotes, so only the tool's schema tells the text `3` from the number.
-Schemas come from clients: wrong parts of them are ignored.
+Between tags a text has no quotes, so only the tool's schema distinguishes the text `3` from the
+number. Schemas come from clients: their invalid parts are ignored.
 """
 
 import ast
@@ -24,8 +24,8 @@ _TYPES: dict[type, set[str]] = {
     type(None): {"null"},
     str: {"string"},
 }
-# Of literals as in Python, where keys may be bare, of several words too (Gemma 4's template marks
-# none), and commas may be followed by nothing.
+# The tokens of Python literals, with two extensions: keys may be bare, even if they have several
+# words (Gemma 4's template marks none), and a trailing comma is allowed.
 _LITERAL = r"""
     "(?P<double>(?:[^"\\]|\\.)*)" | '(?P<single>(?:[^'\\]|\\.)*)'
     | (?P<key>[^\s"'{}\[\](),:][^"{}\[\](),:]{0,63}?) (?=\s*:) | (?P<word>[^\s"'{}\[\](),:]+)
@@ -41,7 +41,7 @@ _WORDS = {"True": "true", "False": "false", "None": "null", "(": "[", ")": "]", 
 
 
 def argument_schema(parameters: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the schema of an argument, references followed; an empty one if there is none."""
+    """Return an argument's schema with references resolved; an empty one if there is none."""
     schema: Any = listed_properties(parameters).get(name)
     if isinstance(schema, dict) and "$ref" in schema:
         return resolved(schema, Document(parameters))
@@ -49,7 +49,7 @@ def argument_schema(parameters: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def resolved(schema: Any, document: Document) -> dict[str, Any]:
-    """Return a schema of a document, references followed; an empty one if they lead nowhere."""
+    """Resolve a schema's references within a document; return an empty schema if that fails."""
     with contextlib.suppress(SchemaError):
         for _ in range(_MAX_REFERENCES):
             if not isinstance(schema, dict):
@@ -61,7 +61,7 @@ def resolved(schema: Any, document: Document) -> dict[str, Any]:
 
 
 def listed_properties(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the properties that a schema lists, by their names."""
+    """Return the properties that a schema lists, by name."""
     listed = schema.get("properties")
     return listed if isinstance(listed, dict) else {}
 
@@ -83,15 +83,15 @@ def types_of(schema: Any, depth: int = _MAX_REFERENCES) -> set[str]:
 
 
 def _listed(value: Any) -> list[Any]:
-    """Return a list of a schema, which a client wrote; an empty one in place of anything else."""
+    """Return a value of a client's schema if it is a list, else an empty list."""
     return value if isinstance(value, list) else []
 
 
 def as_json(text: str, types: set[str]) -> str:
-    """Return an argument, which a model wrote without quotes, as JSON."""
+    """Return an argument that a model wrote without quotes as JSON."""
     try:
         value, written = loads(text), text.strip()
-        json.dumps(value, allow_nan=False)  # JSON has no NaN, though Python's reader takes it
+        json.dumps(value, allow_nan=False)  # Python's reader accepts NaN, JSON does not
     except ValueError:
         value, written = _of_python(text)
     if not written or isinstance(value, str) or not _fits(value, types):
@@ -100,12 +100,12 @@ def as_json(text: str, types: set[str]) -> str:
 
 
 def _fits(value: Any, types: set[str]) -> bool:
-    """Whether a value is meant, where a schema may want a text in its place."""
+    """Whether to read a value as itself, rather than as a text that the schema also allows."""
     return "string" not in types or bool(types & types_of({"enum": [value]}))
 
 
 def _of_python(text: str) -> tuple[Any, str]:
-    """Return a value written as in Python, as some templates show it, and as JSON; or ""."""
+    """Return a Python literal's value, and the value as JSON; "" if it is none."""
     if text.strip()[:1] in tuple("[{TFN") and "\\" not in text:
         with contextlib.suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             value = ast.literal_eval(text.strip())
@@ -145,7 +145,7 @@ def _token_as_json(match: re.Match[str]) -> str:
 
 
 def text_in_json(text: str) -> str:
-    """Return the inside of a text of Python as the inside of a text of JSON."""
+    """Convert the inside of a Python string literal to the inside of a JSON string."""
     return "".join(map(_piece_in_json, _PIECES.findall(text)))
 
 

@@ -1,4 +1,4 @@
-"""The blocks of an answer while it is parsed: the known part of each, and text held back."""
+"""Collects an answer's blocks while it is parsed: the known part of each, and text held back."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 @dataclass(slots=True)
 class Block:
-    """A part of an answer. The `text` of a call is its arguments as JSON."""
+    """A part of an answer. A call's `text` is its arguments as JSON."""
 
     kind: Literal["text", "reasoning", "call"]
     text: str = ""
@@ -14,20 +14,20 @@ class Block:
 
 
 class Delta(NamedTuple):
-    """New text of a block, which has this number. The first delta of a call has no text."""
+    """New text of the block with this number. A call's first delta has no text."""
 
     block: int
     text: str
 
 
 class AnswerBlocks:
-    """Reasoning, text and calls. If there are several, white space around them is dropped.
+    """Reasoning, text and calls. White space between several blocks is dropped.
 
     Attributes:
         blocks: the blocks so far.
-        placed: of each text that was read and is no longer held back, its block; -1: a mark's.
-        repeated: the model wrote a call of this answer again, word for word. That call is no block
-            and was never in a delta.
+        placed: the block of each text that was read and is no longer held back; -1: a mark.
+        repeated: whether the model repeated a call of this answer word for word. The repeated call
+            is neither a block nor in a delta.
     """
 
     def __init__(self) -> None:
@@ -35,11 +35,11 @@ class AnswerBlocks:
         self.placed: list[int] = []
         self.repeated = False
         self._unplaced = 0  # texts
-        self._place: int | None = None  # where the last character went that is not held back
+        self._place: int | None = None  # the block of the last character not held back
         self._deltas: list[Delta] = []
         self._spaces: list[str] = []  # held back: they may be the end of a block
         self._has_reasoning = False
-        # Arguments of the earlier calls of the tool that is being called.
+        # Arguments of earlier calls to the tool in the current call.
         self._earlier: list[str] = []
 
     def begin_reasoning(self) -> None:
@@ -47,7 +47,7 @@ class AnswerBlocks:
         self._has_reasoning = True
 
     def end_reasoning(self) -> None:
-        """Drop the white space at their end."""
+        """Drop the white space at the reasoning's end."""
         self._spaces = []
 
     def mark(self) -> None:
@@ -55,7 +55,7 @@ class AnswerBlocks:
         self._place = -1
 
     def settle(self, more: int = 0) -> None:
-        """Note where texts went, as far as it is known."""
+        """Record the block of each text for which it is known; `more` texts have been read."""
         self._unplaced += more
         if self._place is not None:
             self.placed += [self._place] * self._unplaced
@@ -64,7 +64,7 @@ class AnswerBlocks:
     def take(self) -> list[Delta]:
         """Return the deltas since the last call, one per block.
 
-        A call that may turn out to be a repeated one is held back.
+        A call that may turn out to be a repetition is held back.
         """
         merged: list[Delta] = []
         shown = len(self._deltas)
@@ -95,7 +95,7 @@ class AnswerBlocks:
         self._deltas.append(Delta(self._place, text))
 
     def begin_call(self, name: str) -> None:
-        """Add a call, whose arguments follow."""
+        """Begin a call; its arguments follow."""
         self._spaces = []
         self._earlier = [
             block.text for block in self.blocks if (block.kind, block.name) == ("call", name)
@@ -104,7 +104,7 @@ class AnswerBlocks:
         self._deltas.append(Delta(len(self.blocks) - 1, ""))
 
     def end_call(self) -> None:
-        """The call that is being read is whole: drop it if it repeats an earlier one."""
+        """End the current call, and drop it if it repeats an earlier one."""
         if self._earlier and self.blocks[-1].text in self._earlier:
             self.blocks.pop()
             self._deltas = [delta for delta in self._deltas if delta.block < len(self.blocks)]
@@ -112,12 +112,12 @@ class AnswerBlocks:
         self._earlier = []
 
     def argue(self, text: str) -> None:
-        """Add to the arguments of the call that is being read."""
+        """Add to the current call's arguments."""
         if text:
             self.add("call", text)
 
     def show(self, kind: Literal["text", "reasoning"], text: str) -> None:
-        """Add text. White space at its end is held back until more text follows."""
+        """Add text; white space at its end is held back until more text follows."""
         end = len(text.rstrip())
         begins = not self.is_open(kind) and bool(self.blocks or self._has_reasoning)
         if not end:
@@ -131,7 +131,7 @@ class AnswerBlocks:
         self.add(kind, text)
 
     def finish(self) -> None:
-        """Add the held back text; the answer has ended."""
+        """Add the text held back; the answer has ended."""
         self.end_call()
         spaces = "".join(self._spaces)
         if spaces and (not self.blocks or self.is_open("text")):

@@ -1,12 +1,13 @@
-"""The form in which a model writes tool calls: tools, formats, and writing a call in one.
+"""Defines tools and the formats of tool calls, and writes calls in a format.
 
-Each family of models was trained to write calls in its own form. `probe` learns it from what the
-model's chat template renders for a known call. All known forms have one of three styles, and marks
-around them:
+Each family of models was trained to write calls in one format. `probe` learns it from the chat
+template's rendering of a known call. All known formats have one of four styles, and marks around
+them:
 
     json     <tool_call>{"name": NAME, "arguments": {...}}</tool_call>
     named    [TOOL_CALLS]NAME[ARGS]{...}
     tagged   <tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>
+    literal  <|tool_call_start|>[NAME(KEY=VALUE)]<|tool_call_end|>
 
 An answer's calls are `opening`, the first call, `between`, the second call and so on, `closing`.
 """
@@ -19,7 +20,7 @@ from typing import Any, Literal
 
 MAX_NAME = 128
 TOOL_NAME = rf"[a-zA-Z0-9_.:/-]{{1,{MAX_NAME}}}"
-WILDCARD = "\0"  # in a format's texts: an id or a number, other for each call
+WILDCARD = "\0"  # in a format's texts: an id or a number that differs for each call
 _TAG = r"<[^\s<>]*>|\[[A-Z_/]+\]"  # may be one token
 _PARTS = re.compile(rf"\s+|({_TAG}|{WILDCARD})")
 _BARE_KEY = re.compile(r"[\w.$/-]+( [\w.$/-]+)*")  # needs no marks around it (`literal`)
@@ -31,8 +32,8 @@ class Tool:
 
     Attributes:
         name: matches `TOOL_NAME`.
-        description: of the function, for the model.
-        parameters: JSON schema of the arguments; None if the client gives none.
+        description: describes the function to the model.
+        parameters: JSON schema of the arguments; None if the client sent none.
         strict: whether the arguments must follow the schema.
     """
 
@@ -42,7 +43,7 @@ class Tool:
     strict: bool = False
 
     def for_template(self) -> dict[str, Any]:
-        """Return the tool in the form that chat templates get from `transformers`."""
+        """Return the tool as `transformers` passes it to chat templates."""
         function: dict[str, Any] = {"name": self.name, "description": self.description}
         function["parameters"] = self.parameters or {"type": "object", "properties": {}}
         return {"type": "function", "function": function}
@@ -57,7 +58,7 @@ class ToolFormat:
         opening: text before the first call; empty: calls are the whole answer.
         between: text between two calls.
         closing: text after the last call.
-        other_marks: further marks with which some models begin calls.
+        other_marks: other marks with which some models begin calls.
         name_key: JSON key of the function's name (`json`).
         arguments_key: JSON key of the arguments (`json`).
         lead: text before the name's key in a call (`json`).
@@ -65,7 +66,7 @@ class ToolFormat:
         key_open: text before an argument's name (`tagged`).
         key_close: text between an argument's name and its value (`tagged`, `literal`).
         value_close: text after an argument's value (`tagged`), or between two (`literal`).
-        quote: mark around texts (`literal`); `"`: texts and other values are written as in Python.
+        quote: mark around texts (`literal`); `"`: texts and other values are Python literals.
     """
 
     style: Literal["json", "named", "tagged", "literal"] = "json"
@@ -89,7 +90,7 @@ class ToolFormat:
 
     @property
     def mark(self) -> str:
-        """The first mark of the opening: an answer with it has calls."""
+        """The opening's first mark: an answer that contains it has calls."""
         return next(iter(parts(self.opening)), "")
 
     @property
@@ -99,13 +100,13 @@ class ToolFormat:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Marks that may be special tokens and have to stay in the answer's text."""
+        """Marks that may be special tokens and must stay in the answer's text."""
         texts = [self.opening, self.between, self.closing, self.middle, *self.other_marks]
         return tags_in(*texts, self.key_open, self.key_close, self.value_close, self.quote)
 
     @property
     def marked(self) -> bool:
-        """Whether the format encloses texts in marks of its own (`literal`)."""
+        """Whether the format encloses texts in special marks (`literal`)."""
         return self.quote != '"'
 
     @property
@@ -119,7 +120,7 @@ class ToolFormat:
         return self.closing[:1]
 
     def write(self, calls: Sequence[tuple[str, Any]]) -> str:
-        """Write calls, given as names and arguments, as the model does."""
+        """Write calls, given as names and arguments, in this format."""
         texts = [self._call(name, arguments) for name, arguments in calls]
         pieces = [self.opening + texts[0], *(self.between + text for text in texts[1:])]
         numbered = (text.replace(WILDCARD, str(index)) for index, text in enumerate(pieces))
@@ -142,7 +143,7 @@ class ToolFormat:
         )
 
     def inner_key(self, key: str) -> str:
-        """Write a key of an object among a call's arguments (`literal` with marks)."""
+        """Write an object's key within a call's arguments (`literal` with marks)."""
         return key if _BARE_KEY.fullmatch(key) else self.literal(key)
 
     def literal(self, value: Any) -> str:
@@ -160,9 +161,9 @@ class ToolFormat:
 
 
 GENERIC = ToolFormat()
-"""The form for models that were trained on no form, or on an unknown one."""
-# Forms of families whose templates describe tools, but leave out calls: the first whose sign the
-# template contains.
+"""The format for models that were trained on none, or on an unknown one."""
+# The formats of families whose templates describe tools, but leave out calls. The first whose sign
+# occurs in the template counts.
 _UNSHOWN = (
     (
         "<|tool|>",  # Phi-4-mini
@@ -211,22 +212,22 @@ THINKING = (
 
 
 def unshown_format(template: str) -> ToolFormat:
-    """Return the format of a template that shows no calls, by signs in its source."""
+    """Return the format of a template that shows no calls, by the signs in its source."""
     return next((form for sign, form in _UNSHOWN if sign in template), GENERIC)
 
 
 def reasoning_tags_of(template: str) -> tuple[str, str] | None:
-    """Return the tags around a model's reasoning, by its template; None without any."""
+    """Return the tags around a model's reasoning, by its template; None if there are none."""
     return next((tags for tags in THINKING if tags[1] in template), None)
 
 
 def tags_in(*texts: str) -> tuple[str, ...]:
-    """Return the marks in some texts that may be special tokens."""
+    """Return the marks in the texts that may be special tokens."""
     return tuple(dict.fromkeys(tag for text in texts for tag in re.findall(_TAG, text)))
 
 
 def parts(text: str) -> list[str]:
-    """Cut a format's text at white space and around tags: "<a>\\nb=" becomes "<a>", "b="."""
+    """Split a format's text at white space and around tags: "<a>\\nb=" becomes "<a>", "b="."""
     return [part for part in _PARTS.split(text) if part]
 
 

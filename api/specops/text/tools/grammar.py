@@ -1,7 +1,7 @@
-"""The grammar of answers that must call tools, or whose calls must follow a schema.
+"""Writes the grammar of answers that must call tools, or whose calls must follow a schema.
 
-The grammar, in llguidance's dialect of Lark, writes calls in the format of the model's family. All
-tokens except the values of arguments are forced, so they cost next to nothing.
+The grammar, in llguidance's dialect of Lark, describes calls in the format of the model's family.
+All tokens except arguments' values are forced, so they cost next to nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from specops.text.schemas.references import Document, escaped
 from specops.text.tools.arguments import listed_properties, resolved, types_of
 from specops.text.tools.formats import WILDCARD, Tool, ToolFormat, parts
 
-# What may come between reasoning and answer: a poor model would write spaces without end.
+# Between reasoning and answer; without a bound, a weak model would write spaces forever.
 _SPACE = r"SPACE: /\s{0,4}/"
-# Keywords of a text's schema that are enforced where the text has no quotes.
+# Keywords that are enforced for a text without quotes.
 _OF_TEXTS = ("pattern", "minLength", "maxLength")
-Rule = str | ToolArguments  # in Lark, or by a schema
+Rule = str | ToolArguments  # in Lark, or from a schema
 
 
 @dataclass(slots=True)
@@ -30,11 +30,11 @@ class _Schemas:
     """The schemas of a tool's arguments.
 
     Attributes:
+        tool: the tool.
         document: resolves their references.
-        ruled: names of the rules of those that have some, by identity: a schema may contain itself.
-        pending: those that references lead to and that have no rules yet, as `_marked_rules` takes
-            them.
-        characters: of the schemas that rules have so far.
+        ruled: names of the schemas' rules so far, by identity: a schema may contain itself.
+        pending: referenced schemas that have no rules yet, as arguments of `_marked_rules`.
+        characters: length of the schemas with rules so far.
     """
 
     tool: Tool
@@ -51,7 +51,7 @@ class CallGrammar:
     Args:
         calls: the model's format of calls.
         special: the tags that are single tokens, with their ids; see `Tokenizer.mark`.
-        reasoning_tags: the tags around the model's reasoning; None if it does not think.
+        reasoning_tags: the tags around the model's reasoning; None if it does not reason.
         starts_in_reasoning: whether the prompt ends with the first of these tags.
     """
 
@@ -72,10 +72,10 @@ class CallGrammar:
 
         Args:
             tools: the tools that may be called.
-            required: the answer must be calls, after possible reasoning. Otherwise it may also be
-                text, but a text that begins like a call must be one.
+            required: the answer must be calls, perhaps after reasoning. Otherwise it may also be
+                text, but text that begins like a call must be one.
             parallel: whether the answer may have several calls.
-            text_grammar: constrains the answer's text; then no text comes before calls.
+            text_grammar: constrains the answer's text; then no text may precede calls.
         """
         formed = text_grammar is not None
         rules: list[Rule] = [f"start: {self._start(tools, required=required, formed=formed)}"]
@@ -105,11 +105,11 @@ class CallGrammar:
         return f"{reasoning}(said | {opened})"
 
     def _rest(self) -> str:
-        """Return the part of the opening that `_text_rules` have not put at the end of the text."""
+        """Return the part of the opening that `_text_rules` do not put at the end of the text."""
         return self._literal(self.calls.mark) if self.calls.mark in self.special else ""
 
     def _text_rules(self) -> list[str]:
-        """Return the rules of text: `said` is a text without calls, `before` one up to a call."""
+        """Return the rules of text: `said` has no calls, `before` precedes a call."""
         if self.calls.bare:
             return [r"said: SAID?", r"SAID: /[^{ \t\r\n](.|\n)*/"]
         opening = self.calls.mark
@@ -134,7 +134,7 @@ class CallGrammar:
         ]
 
     def _call_rules(self, tools: Sequence[Tool], *, parallel: bool) -> list[Rule]:
-        """Return the rules of `calls`, which follow the mark of the opening."""
+        """Return the rules of `calls`, which follow the opening's mark."""
         form = self.calls
         opening = form.opening.removeprefix(form.mark)
         mistral = form.style == "json" and opening.startswith("[")
@@ -150,7 +150,7 @@ class CallGrammar:
         rules += [r"varies: /[\w-]{1,40}/"] if varies else []
         for index, tool in enumerate(tools):
             rules += self._call_rule(f"_{index}", tool)
-        return list(dict.fromkeys(rules))  # several values may need the rules of any value
+        return list(dict.fromkeys(rules))  # several values may need the rules for any value
 
     def _call_rule(self, suffix: str, tool: Tool) -> list[Rule]:
         form = self.calls
@@ -165,7 +165,7 @@ class CallGrammar:
         if form.style == "named":
             name = f"{json.dumps(tool.name)} {self._literal(form.middle)}"
             return [f"call{suffix}: {name} args{suffix}", *rules]
-        # Cut at the tokens of JSON, because another JSON value may begin the same way.
+        # Split at JSON's tokens, because another JSON value may begin the same way.
         name_key, name, key = map(json.dumps, (form.name_key, tool.name, form.arguments_key))
         head = [f"{json.dumps('{')} {self._literal(form.lead)}"]
         head += map(json.dumps, (name_key, ": ", name, ", ", key, ": "))
@@ -174,12 +174,14 @@ class CallGrammar:
     def _members(
         self, name: str, schemas: _Schemas, schema: Mapping[str, Any], path: str
     ) -> tuple[str, list[Rule]]:
-        """Return an object's members by name, in its schema's order, and their rules.
+        """Return an object's members in its schema's order, as a rule's body, and their rules.
 
-        The length and the pattern of a text hold, other keywords of its schema do not.
+        Texts follow their schema's length and pattern, but not its other keywords.
 
         Args:
-            name: begins the names of the rules.
+            name: prefix of the rules' names.
+            schemas: the tool's schemas.
+            schema: the object's schema.
             path: JSON pointer of this schema within the tool's.
         """
         form = self.calls
@@ -199,7 +201,7 @@ class CallGrammar:
             value = self._value_rule(own, schemas, place, properties.get(key, {}))
             rules += [f"{own}: {opened} {own}_value", *value]
         comma = self._literal(form.value_close) if form.style == "literal" else ""
-        rest = ""  # the members from one on
+        rest = ""  # the members from a given one on
         if _is_open(schema):
             more = f"{name}_more"
             opened = f"{self._literal(form.key_open)} KEY_{name.upper()}"
@@ -217,13 +219,13 @@ class CallGrammar:
         return rest if must or not rest else f"({rest})?", rules
 
     def _value_rule(self, name: str, schemas: _Schemas, path: str, schema: Any) -> list[Rule]:
-        """Return the rules of a member's value and, between tags, the one that closes it."""
+        """Return the rules of a member's value, including the closing tag, if any."""
         form = self.calls
         if form.marked:
             return self._marked_rules(name, schemas, path, schema)
         schema = resolved(schema, schemas.document)
         choices, types = _choices(schema), types_of(schema)
-        if form.style == "literal":  # JSON, which may also have Python's words
+        if form.style == "literal":  # JSON, perhaps with Python's constants
             words = (("boolean", '"True" | "False"'), ("null", '"None"'))
             own = [word for kind, word in words if kind in types and not choices]
             return self._json_rules(name, schemas, path, schema, *own)
@@ -239,10 +241,10 @@ class CallGrammar:
     def _json_rules(
         self, name: str, schemas: _Schemas, path: str, schema: Mapping[str, Any], *others: str
     ) -> list[Rule]:
-        """Return the rules of a value that is JSON by its schema, or one of some other words."""
+        """Return the rules of a value that is JSON by its schema, or one of `others`."""
         whole: dict[str, Any] = schemas.tool.parameters or {}
         words = {"$defs", "definitions"}
-        if schemas.characters > MAX_CHARACTERS:  # the grammar is too large: what would add to it?
+        if schemas.characters > MAX_CHARACTERS:  # the grammar is already too large: add no more
             whole, schema = {}, {"type": schema["type"]} if "type" in schema else {}
         shared = {word: whole[word] for word in whole.keys() & words}
         value = _arguments(f"{name}_json", schemas.tool, {**shared, **schema}, path)
@@ -250,9 +252,9 @@ class CallGrammar:
         return [f"{name}_value: ({' | '.join((f'{name}_json', *others))})", value]
 
     def _marked_rules(self, name: str, schemas: _Schemas, path: str, schema: Any) -> list[Rule]:
-        """Return the rules of a value in a format that puts its own marks around texts.
+        """Return the rules of a value in a format with special marks around texts.
 
-        In schemas of lists and objects, only the schemas of items and members are enforced.
+        For lists and objects, only the schemas of items and members are enforced.
         """
         if isinstance(schema, dict) and "$ref" in schema:
             schema = resolved(schema, schemas.document)
@@ -309,7 +311,7 @@ class CallGrammar:
         return (options, rules) if options else (["any_value"], [*self._any_rules(schemas)])
 
     def _any_rules(self, schemas: _Schemas) -> list[Rule]:
-        """Return the rules of any value, in a format that puts its own marks around texts."""
+        """Return the rules of any value, in a format with special marks around texts."""
         words = 'ANY_NUMBER | "true" | "false" | "null"'
         return [
             f"any_value: any_text_value | {words} | any_list | any_object",
@@ -328,7 +330,7 @@ class CallGrammar:
     def _raw_text_rules(
         self, name: str, schemas: _Schemas, path: str, schema: Mapping[str, Any]
     ) -> list[Rule]:
-        """Return the rules of a text that is written without escapes, and its closing mark."""
+        """Return the rules of a text without escapes, and of its closing mark."""
         said = {keyword: schema[keyword] for keyword in _OF_TEXTS if keyword in schema}
         text = "@text" if said else r"/(.|\n)*/"
         opened = self._literal(self.calls.quote) if self.calls.marked else ""
@@ -342,8 +344,8 @@ class CallGrammar:
             form = f"{text} {before} & {unmarked}"
             value = f"{name}_value: {opened} {rule} {self._literal(after)}"
         else:
-            # The mark ends the text also where the model leaves out what should come before it.
-            # Else the text would go on, while the reader has ended the call.
+            # The mark ends the text even if the model omits what should precede it. Otherwise the
+            # text would continue, although the reader has ended the call.
             rule, before = f"{name}_text[lazy]", before and f"{before}?"
             form = f"{f'({text} & {unmarked})' if said else text} {before} /{_escaped(mark)}/"
             value = f"{name}_value: {opened} {name}_text {self._literal(after)}"
@@ -352,7 +354,7 @@ class CallGrammar:
         return [value, _arguments(rule, schemas.tool, {"type": "string", **said}, path, form)]
 
     def _literal(self, text: str) -> str:
-        """Return a text of a format for a rule, with its special tokens."""
+        """Return a format's text for a rule, with its special tokens."""
         known = [WILDCARD, *self.special]
         pieces = re.split("(" + "|".join(map(re.escape, known)) + ")", text)
         return " ".join(self._piece(piece) for piece in pieces if piece)
@@ -365,12 +367,12 @@ class CallGrammar:
 
 
 def _text_without(mark: str) -> str:
-    """Return a terminal of a text in which nothing reads like a mark."""
+    """Return a terminal for text that does not contain a mark."""
     return rf"/(.|\n)*/ & ~/(.|\n)*{_escaped(mark)}(.|\n)*/"
 
 
 def _choices(schema: Mapping[str, Any]) -> Sequence[Any]:
-    """Return the only values that a schema allows; none if there are others."""
+    """Return the values that a schema lists; none if it allows others."""
     listed = [schema["const"]] if "const" in schema else schema.get("enum")
     return listed if isinstance(listed, list) else ()
 
@@ -382,7 +384,7 @@ def _arguments(
 
 
 def _is_open(schema: Mapping[str, Any]) -> bool:
-    """Whether a call may have arguments that its schema does not list."""
+    """Whether an object may have properties that its schema does not list."""
     joins = schema.keys() & {"allOf", "anyOf", "oneOf", "$ref"}
     free = "properties" not in schema and "additionalProperties" not in schema
     says = "patternProperties" in schema or schema.get("additionalProperties", False) is not False
@@ -390,7 +392,7 @@ def _is_open(schema: Mapping[str, Any]) -> bool:
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:
-    """Return the schema of a tool's arguments; without one, or by an empty one, it takes none.
+    """Return the schema of a tool's arguments; a missing or empty schema means no arguments.
 
     The prompt says the same (`Tool.for_template`).
     """

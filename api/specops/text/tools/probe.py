@@ -1,8 +1,8 @@
 """Finds out which parts of a conversation a chat template shows, and how its model writes calls.
 
-Templates say neither. So each renders short conversations with known words, once per model: words
-in the rendered text are shown, and the text around a known call is the model's format. llama.cpp
-does the same (common/chat-diff-analyzer.cpp).
+Templates declare neither. So once per model, this renders short conversations with known words:
+the words in the rendered text are shown, and the text around a known call is the model's format.
+llama.cpp does the same (common/chat-diff-analyzer.cpp).
 """
 
 import json
@@ -22,11 +22,11 @@ from specops.text.tools.prompt import (
 )
 from specops.text.tools.reader import AnswerReader
 
-# Renders messages with further variables; None if the template refuses them.
+# Renders messages with additional variables; None if the template refuses them.
 Render = Callable[[Messages, Mapping[str, Any]], str | None]
 Call = tuple[str, dict[str, Any]]
 
-_VARIABLES = ("tools", "xml_tools", AS_TEXT)  # from which templates read tools
+_VARIABLES = ("tools", "xml_tools", AS_TEXT)  # in which templates expect tools
 _TOOLS = tuple(
     Tool(
         name,
@@ -44,7 +44,7 @@ _TOOLS = tuple(
 )
 _FIRST: Call = ("probealpha", {"keyone": "firstvalue", "keytwo": 73})
 _SECOND: Call = ("probebeta", {"keyone": "secondvalue"})
-_IDS = ("probecal1", "probecal2")  # as Mistral's templates want them
+_IDS = ("probecal1", "probecal2")  # Mistral's templates need nine characters
 _ASKED = {"role": "user", "content": "askedword"}
 _SAID, _SYSTEM, _LATER = "saidword", "systemword", "laterword"
 _RESULT, _RESULT2 = "resultword", "otherresult"
@@ -56,17 +56,17 @@ _TAG_END = re.compile(r"[^<\[\s]*[>\]]")
 
 
 def traits_of(source: str, render: Render) -> TemplateTraits:
-    """Return the traits of a template.
+    """Return a template's traits.
 
     Args:
-        source: the template as Jinja.
+        source: the template, in Jinja.
         render: renders it.
     """
     if _shows_only_parts(render):
         shown = traits_of(source, lambda messages, values: render(in_parts(messages), values))
         return replace(shown, in_parts=True)
     traits = _without_tools(render)
-    if traits is None:  # even a question is refused; the template's own error says why
+    if traits is None:  # the template refuses even a question; its error message says why
         return TemplateTraits()
     tools = next(
         (variable for variable in _tool_variables(source) if _shows_tools(render, variable)), ""
@@ -87,7 +87,7 @@ def _shows_only_parts(render: Render) -> bool:
 def _without_tools(render: Render) -> TemplateTraits | None:
     values: dict[str, Any] = {}
     if (asked := render([_ASKED], values)) is None:
-        values["tools"] = [tool.for_template() for tool in _TOOLS]  # some take nothing else
+        values["tools"] = [tool.for_template() for tool in _TOOLS]  # some require tools
         asked = render([_ASKED], values)
     if asked is None:
         return None
@@ -97,7 +97,7 @@ def _without_tools(render: Render) -> TemplateTraits | None:
     system = {"role": "system", "content": _SYSTEM}
     later = {"role": "system", "content": _LATER}
     # Claude Code sends one after the user's first message, Codex several at the beginning. Some
-    # templates refuse them, or show the last one in place of the first.
+    # templates refuse these, or show only the last.
     several = ([system, _ASKED, later], [system, later, _ASKED])
     return TemplateTraits(
         system=with_system is not None and _SYSTEM in with_system,
@@ -126,7 +126,7 @@ def _with_calls(source: str, render: Render, traits: TemplateTraits) -> Template
     all_shown = replace(lone, shows_calls=True, several_calls=True, text_with_calls=True)
     learned = None
     seen = False
-    for as_text in (False, True):  # some show a dictionary as Python does: it is no call
+    for as_text in (False, True):  # some print a dictionary in Python's notation
         shown = replace(all_shown, arguments_as_text=as_text)
         text = _rendered(render, [_ASKED, _calls(_FIRST)], shown)
         if _all_in(text, _FIRST):
@@ -243,7 +243,7 @@ def _learned(render: Render, traits: TemplateTraits) -> ToolFormat | None:
 def _reads_back(form: ToolFormat, sections: list[str]) -> bool:
     for calls, section in zip(([_FIRST], [_FIRST, _SECOND]), sections, strict=False):
         reader = AnswerReader(form, _TOOLS)
-        # What a template writes after the calls, as for the turn of a tool, is not part of them.
+        # Text after the calls, such as the beginning of a tool's turn, does not belong to them.
         if (end := section.rfind(form.closing)) < 0:
             return False
         reader.push(section[: end + len(form.closing)])
@@ -266,7 +266,7 @@ def _as_json(one: str, two: str = "") -> ToolFormat | None:
         lead = _varying(lead, _lead(two, second[0], name_key))
         between = two[end : second[0]]
     elif not opening:
-        between = "; "  # as Llama 3 writes them
+        between = "; "  # as Llama 3 separates calls
     else:
         between = f"{closing}\n{opening}"
     return ToolFormat(
@@ -280,7 +280,7 @@ def _as_json(one: str, two: str = "") -> ToolFormat | None:
 
 
 def _object(text: str, call: Call) -> tuple[int, int, str, str] | None:
-    """Return where a call is as a JSON object, and its keys of name and arguments."""
+    """Return a call's start and end as a JSON object, and its keys for name and arguments."""
     name, arguments = call
     index = text.find(name)
     while (index := text.rfind("{", 0, max(index, 0))) >= 0:
@@ -317,7 +317,7 @@ def _as_named(one: str, two: str = "") -> ToolFormat | None:
 
 
 def _named(text: str, call: Call, after: int = 0) -> tuple[int, str, int] | None:
-    """Return the start of a call's name, the text up to its JSON, and the end of that text."""
+    """Return the start of a call's name, the text up to its JSON, and the end of its JSON."""
     name, arguments = call
     start = text.find(name, after)
     brace = text.find("{", start)
@@ -388,7 +388,7 @@ def _as_literal(one: str, two: str = "") -> ToolFormat | None:
 
 
 def _common(one: str, other: str) -> str:
-    """Return the beginning that two texts share."""
+    """Return two texts' common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     return one[: next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))]
 
@@ -398,7 +398,7 @@ def _without_ids(text: str) -> str:
 
 
 def _varying(one: str, other: str) -> str:
-    """Return a text of two calls with its numbers replaced if they differ."""
+    """Return a text, with its numbers as wildcards if the other call's text differs."""
     return one if other == one else re.sub(r"\d+", WILDCARD, one)
 
 

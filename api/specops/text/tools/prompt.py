@@ -1,8 +1,8 @@
-"""Brings a conversation with tools into the form that a model's chat template shows.
+"""Rewrites a conversation with tools into a form that a model's chat template shows.
 
-Parts that a template takes stay as they are. Parts that it would leave out or refuse are rewritten:
-calls become the assistant's text in the model's own format, results the user's text, tools and the
-system message join what the template does show.
+Parts that the template supports stay as they are. Parts that it would drop or refuse are rewritten:
+calls become the assistant's text in the model's format, results the user's text, and tools and
+system messages move to messages that the template shows.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _INTRODUCTION = (
     '{"name": "FUNCTION", "arguments": {"ARGUMENT": "VALUE"}}\n'
     "After that you are told what it returned. The functions are:\n"
 )
-AS_TEXT = "functions"  # `TemplateTraits.tools` of Firefunction's template, which wants JSON
+AS_TEXT = "functions"  # `TemplateTraits.tools` of Firefunction's template, which expects JSON
 IN_SYSTEM = "system"  # `TemplateTraits.tools` of a template that reads a field of that message
-_SHORT_ID = re.compile("[a-zA-Z0-9]{9}")  # the only ids that Mistral's templates take
+_SHORT_ID = re.compile("[a-zA-Z0-9]{9}")  # the only ids that Mistral's templates accept
 Messages = list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateTraits:
-    """What a chat template shows of a conversation, as `probe` found out.
+    """What a chat template shows of a conversation, according to `probe`.
 
     Attributes:
         calls: the format in which the model writes calls.
@@ -41,14 +41,14 @@ class TemplateTraits:
         shows_calls: shows a message with one call, and its result.
         several_calls: shows messages with several calls.
         text_with_calls: shows the text of messages with calls.
-        text_behind: shows such a text after the calls and their results, but two messages of the
-            assistant in a row as they come.
-        orphan_results: shows results of calls that no message before has.
-        any_id: takes ids of calls as other servers write them.
-        arguments_as_text: takes a call's arguments only as JSON.
-        consecutive_roles: shows two messages of one role in a row.
-        needs_tools: shows calls and results only where tools are given.
-        in_parts: shows contents that are lists of parts only, as templates for pictures do.
+        text_behind: shows such a text after the calls and their results, but keeps the order of
+            two consecutive messages of the assistant.
+        orphan_results: shows results of calls that no earlier message has.
+        any_id: accepts call ids as other servers write them.
+        arguments_as_text: accepts a call's arguments only as JSON.
+        consecutive_roles: shows two consecutive messages of one role.
+        needs_tools: shows calls and results only if there are tools.
+        in_parts: only shows contents that are lists of parts, as vision models' templates do.
     """
 
     calls: ToolFormat = GENERIC
@@ -67,19 +67,19 @@ class TemplateTraits:
     in_parts: bool = False
 
     def fallback(self) -> TemplateTraits:
-        """Return the traits that turn any conversation into texts in turns."""
+        """Return the traits that turn any conversation into alternating texts."""
         return replace(self, shows_calls=False, orphan_results=False, consecutive_roles=False)
 
 
 def for_template(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], traits: TemplateTraits
 ) -> tuple[Messages, dict[str, Any]]:
-    """Return messages and further variables for a template.
+    """Return the messages and additional variables for a template.
 
     Args:
-        messages: messages in OpenAI's form, with the arguments of calls as objects.
+        messages: messages in OpenAI's form, with calls' arguments as objects.
         tools: the tools that the model may call.
-        traits: of the template.
+        traits: the template's.
     """
     if traits.needs_tools and not tools:
         traits = replace(traits, shows_calls=False, orphan_results=False)
@@ -113,7 +113,7 @@ def for_template(
 
 
 def in_parts(messages: Messages) -> Messages:
-    """Write contents as lists of one part, a text."""
+    """Write each content as a list of one part: its text."""
     return [
         message | {"content": [{"type": "text", "text": message["content"]}]}
         for message in messages
@@ -121,16 +121,16 @@ def in_parts(messages: Messages) -> Messages:
 
 
 def _complete(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message with a content, and with reasoning by both names, as transformers does."""
+    """Return a message with content, and reasoning under both names that transformers uses."""
     reasoning = message.get("reasoning_content")
     named = {} if reasoning is None else {"thinking": reasoning}
     return {**named, **message, "content": message.get("content") or ""}
 
 
 def _results_in_order(messages: Messages) -> Messages:
-    """Put results into the order of their calls: most templates show no ids, only one by one.
+    """Put results in the order of their calls: most templates show results without ids.
 
-    Agents that call several tools at once send each result as it comes.
+    Agents that call several tools at once send results as they arrive.
     """
     ordered: Messages = []
     for are_results, group in groupby(messages, lambda message: message["role"] == "tool"):
@@ -161,7 +161,7 @@ def _with_system(messages: Messages, text: str) -> Messages:
 
 
 def _first_systems_joined(messages: Messages) -> Messages:
-    """Make one system message of those before the first other message, as Codex sends them."""
+    """Join the leading system messages, of which Codex sends several."""
     first = list(takewhile(lambda message: message["role"] == "system", messages))
     if len(first) <= 1:
         return messages
@@ -170,7 +170,7 @@ def _first_systems_joined(messages: Messages) -> Messages:
 
 
 def _systems_to_user(messages: Messages, *, keep_first: bool) -> Messages:
-    """Turn system messages into the user's, merged with the user's message that follows."""
+    """Turn system messages into user messages, merged with the next user message."""
     plain: Messages = []
     waiting = ""
     for index, message in enumerate(messages):
@@ -188,7 +188,7 @@ def _systems_to_user(messages: Messages, *, keep_first: bool) -> Messages:
 
 
 def _merged(messages: Messages) -> Messages:
-    """Merge neighbours that are texts of one role."""
+    """Merge consecutive texts of one role."""
     plain: Messages = []
     for message in messages:
         last = plain[-1] if plain else {}
@@ -250,7 +250,7 @@ def _shows(message: Mapping[str, Any], traits: TemplateTraits) -> bool:
 
 
 def _single_calls(messages: Messages, traits: TemplateTraits) -> Iterable[dict[str, Any]]:
-    """Cut messages with several calls, for a template that shows one, each with its result."""
+    """Split messages with several calls if the template shows only one call with its result."""
     queue = list(reversed(messages))
     while queue:
         message = queue.pop()
@@ -279,7 +279,7 @@ def _call(call: dict[str, Any], traits: TemplateTraits) -> dict[str, Any]:
 
 
 def _id(call_id: str, traits: TemplateTraits) -> str:
-    """Return the id of a call as the template takes it; the same for the same id."""
+    """Map a call's id to one that the template accepts; equal ids stay equal."""
     if traits.any_id or _SHORT_ID.fullmatch(call_id):
         return call_id
     return hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:9]
