@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from bench.models import configured
 from bench.prompts import CATEGORIES, CODE, by_category
 from bench.speculation import ways
-from bench.speculation.ways import COLUMNS, PLAIN, Measured, Row, Runner, Sizes
+from bench.speculation.ways import PLAIN, Measured, Row, Runner, Sizes
 from bench.tools.machine import describe
 from bench.tools.report import Table, yes
 
@@ -123,7 +123,12 @@ def decide(part: Part, measure: Callable[[], Measured], most_rounds: int = _MAX_
 def table(verdicts: Sequence[Verdict]) -> Table:
     """A row per part."""
     rows = [
-        (item.part.name, *item.row.cells, str(item.rounds), yes(not item.complaints))
+        {
+            "text": item.part.name,
+            **item.row.cells,
+            "rounds": str(item.rounds),
+            "fine": yes(not item.complaints),
+        }
         for item in verdicts
     ]
     exactly = ", ".join(f"{item.part.name} {item.row.speedup.spread(3)}" for item in verdicts)
@@ -137,8 +142,7 @@ def table(verdicts: Sequence[Verdict]) -> Table:
         "targets, tokens per pass and of plain decoding's speed (median or total): "
         f"{', '.join(lines)}",
     )
-    columns = ("text", *COLUMNS, "rounds", "fine")
-    return Table(f"Quality gate: {verdicts[0].row.label}", columns, rows, notes)
+    return Table.of(f"Quality gate: {verdicts[0].row.label}", rows, notes)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -29,14 +29,8 @@ from specops.system.cpus import available_threads
 
 _PAST = 200  # tokens in every slot's cache before a pass
 _CONTEXT, _SLOTS, _PASS_TOKENS = 512, 8, 128
-_NORM = "SimplifiedLayerNormalization"
-_GROUPS = {
-    **dict.fromkeys((MATMUL, "MatMulNBits", "MatMul"), "weights"),
-    ATTENTION: "attention",
-    **dict.fromkeys((_NORM, f"Skip{_NORM}", "SkipLayerNormalization"), "norms"),
-    **dict.fromkeys(("QuickGelu", "FastGelu", "Relu", "Mul"), "activation"),
-}
-GROUPS = ("weights", "attention", "norms", "activation", "rest")
+_GROUPS = {MATMUL: "weights", "MatMulNBits": "weights", "MatMul": "weights", ATTENTION: "attention"}
+GROUPS = ("weights", "attention", "rest")
 PASSES = {  # requests in the pass, tokens of each, how many of them need logits
     "1 token": (1, 1, 1),
     "2 tokens": (1, 2, 2),
@@ -61,11 +55,6 @@ class Profile:
         found = sum(ms for op, ms in self.kernels.items() if _GROUPS.get(op, "rest") == group)
         return found / sum(self.kernels.values())
 
-    @property
-    def overhead(self) -> float:
-        """The share of everything but products with weights and attention."""
-        return 1 - self.share("weights") - self.share("attention")
-
 
 def run(model: BenchModel, rounds: int) -> Outcome:
     """Profile every kind of pass `rounds` times, after one that does not count."""
@@ -82,10 +71,9 @@ def run(model: BenchModel, rounds: int) -> Outcome:
         profile = Profile(name, milliseconds, _profiled(graph, model, name, rounds))
         profiles.append(profile)
         shares = (f"{profile.share(group):.1%}" for group in GROUPS)
-        rows.append((name, f"{milliseconds:.1f}", *shares, f"{profile.overhead:.1%}"))
-    columns = ("pass", "ms", *GROUPS, "neither weights nor attention")
+        rows.append((name, f"{milliseconds:.1f}", *shares))
     notes = (f"over {_PAST} tokens of cache; medians; shares of the time inside kernels",)
-    table = Table(f"Kernels: {model.title}", columns, rows, notes)
+    table = Table(f"Kernels: {model.title}", ("pass", "ms", *GROUPS), rows, notes)
     passes = [asdict(profile) for profile in profiles]
     return Outcome({"model": model.key, "past_tokens": _PAST, "passes": passes}, [table])
 

@@ -1,9 +1,9 @@
-"""Is adaptive drafting never slower, and close to the best in hindsight?
+"""Is adaptive drafting never slower, and close to the best choice in hindsight?
 
-Passes are real, of a draft model or a head, too. Which guesses are right is set (`scripts`), since
-trained weights of such sizes are not at hand: every table says so. Adaptive drafts, every fixed
-length and plain decoding take turns; what counts is the whole time of the same requests. Prompts
-come from the prefix cache. The headline is the worst row.
+Passes are real, including those of a draft model or a head. But a script decides which guesses are
+right (`scripts`), because there are no trained weights of such sizes: every table says so. Adaptive
+drafts, every fixed length and plain decoding take turns, and the total time of the same requests is
+compared. Prompts come from the prefix cache. The headline is the worst row.
 """
 
 from __future__ import annotations
@@ -34,21 +34,18 @@ from specops.speculation.drafters.guessing import GuessingDrafter
 
 _OF_PLAIN, _OF_BEST = 0.99, 0.97
 _BESIDE = 0.5  # acceptance of a lookup in front of a head or a draft model
-_COLUMNS = (
-    *("model", "drafter", "clients", "acceptance", "tok/pass"),
-    *("over plain", "best", "over best"),
-)
 _SIMULATED = (
-    "simulated acceptance: each draft token is the target's own next one with this probability "
-    "if those before it were; what passes cost is real"
+    "simulated acceptance: each draft token is the target's own next token with this probability "
+    "if those before it were; the passes are real"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured, on as many prompts as clients, but at least so many.
+    """How much to measure.
 
-    Many clients at once are done in a moment: they have as many rounds as make up `steps`.
+    Many clients at once finish quickly: they get as many more rounds as `steps` steps need. There
+    are as many prompts as clients, but at least `prompts`.
     """
 
     new_tokens: int
@@ -64,11 +61,11 @@ FULL = Plan(64, rounds=5, steps=640)
 SLOW = Plan(24, rounds=3, prompts=4, clients=(1, 8), lengths=(1, 2, 4))
 QUICK = Plan(16, rounds=1, prompts=2, clients=(1, 2), levels=(0.9, 0.3), lengths=(1, 3))
 Cell = tuple[str, int, float]
-"""A drafter, clients, and acceptance."""
+"""A drafter, the number of clients, and the acceptance."""
 
 
 def _drafted(quant: str) -> BenchModel:
-    """TinyLlama's shape, drafted by that of Llama 160M."""
+    """TinyLlama's shape, with Llama 160M's as its draft model."""
     model, title = tinyllama(), quant.partition("-")[0]
     settings = replace(model.settings, draft=str(shape(LLAMA_160M, quant)))
     return replace(model, title=f"{model.title}, with Llama 160M in {title}", settings=settings)
@@ -96,7 +93,7 @@ def run(options: argparse.Namespace, plan: Plan) -> Outcome:
 
 
 def measure(model: BenchModel, prompts: Sequence[Prompt], plan: Plan) -> dict[Cell, Measured]:
-    """All levels of acceptance under every load: lookups, what runs passes, and both."""
+    """Measure each level of acceptance under each load: a lookup, a model as drafter, and both."""
     changed = {"slots": max(plan.clients), "prefix_cache": "all", "max_k_draft": max(plan.lengths)}
     runner = Runner.load(replace(model, settings=replace(model.settings, **changed)))
     engine, texts = runner.engine, prompts[: max(plan.prompts, *plan.clients)]
@@ -118,7 +115,7 @@ def measure(model: BenchModel, prompts: Sequence[Prompt], plan: Plan) -> dict[Ce
             configs.append(Config(name, max(plan.lengths), adaptive=True))
             for clients in plan.clients:
                 progress(f"{name}, {clients} clients, simulated acceptance {level:g}")
-                anew = Runner(engine, max(plan.lengths))  # its controllers know nothing yet
+                anew = Runner(engine, max(plan.lengths))  # with new controllers
                 some = texts[: max(plan.prompts, clients)]
                 rounds = plan.steps * clients // (len(some) * plan.new_tokens)
                 sizes = Sizes(plan.new_tokens, max(plan.rounds, rounds), clients)
@@ -128,7 +125,7 @@ def measure(model: BenchModel, prompts: Sequence[Prompt], plan: Plan) -> dict[Ce
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How adaptive drafts did: whole times over theirs, round by round."""
+    """How adaptive drafts did: other ways' total time over theirs, round by round."""
 
     model: str
     drafter: str
@@ -140,15 +137,29 @@ class Row:
     over_best: Summary
 
     @property
-    def cells(self) -> tuple[str, ...]:
-        """The cells below `_COLUMNS`."""
-        over = self.over_plain.spread(), self.best, self.over_best.spread()
-        where = self.model, self.drafter, str(self.clients), f"{self.acceptance:g}"
-        return *where, f"{self.tokens_per_pass:.2f}", *over
+    def cells(self) -> dict[str, str]:
+        """Its cells by column of the table."""
+        return {
+            "model": self.model,
+            "drafter": self.drafter,
+            "clients": str(self.clients),
+            "acceptance": f"{self.acceptance:g}",
+            "tok/pass": f"{self.tokens_per_pass:.2f}",
+            "over plain": self.over_plain.spread(),
+            "best": self.best,
+            "over best": self.over_best.spread(),
+        }
 
     @classmethod
     def of(cls, model: str, cell: Cell, measured: Measured, rounds: int) -> Row:
-        """Compare with plain decoding, and with the length that was best in hindsight."""
+        """Compare with plain decoding, and with the best way in hindsight.
+
+        Args:
+            model: title of the model.
+            cell: the drafter, the number of clients, and the acceptance.
+            measured: results of all ways.
+            rounds: number of rounds in them.
+        """
         seconds = {way: _by_round(measured, way, rounds) for way in measured.runs}
         (own,) = (way for way in seconds if way.adaptive)
         best = min((way for way in seconds if way != own), key=lambda way: sum(seconds[way]))
@@ -157,11 +168,11 @@ class Row:
 
 
 def outcome(found: Mapping[str, tuple[Plan, Mapping[Cell, Measured]]], name: str = "") -> Outcome:
-    """A row for each drafter, load and acceptance; the worst rows are the targets.
+    """A row for each drafter, load and acceptance; the worst rows are compared with the targets.
 
     Args:
-        found: by model, how much was measured, and what.
-        name: of the results; empty: the benchmark's.
+        found: by model, its plan and its results.
+        name: name of the results; empty: the benchmark's.
     """
     rows = [
         Row.of(model, cell, measured, plan.rounds)
@@ -174,17 +185,12 @@ def outcome(found: Mapping[str, tuple[Plan, Mapping[Cell, Measured]]], name: str
         f"{', '.join(map(str, plan.lengths))}"
         for model, (plan, _) in found.items()
     ]
-    table = Table(
-        "Adaptive drafts beside plain decoding and the best fixed length",
-        _COLUMNS,
-        [row.cells for row in rows],
-        (
-            "greedy; prompts come from the prefix cache; whole times of the rounds, ways in turns: "
-            "median and quartiles; best: by all rounds, of plain decoding and of every length",
-            *sizes,
-            _SIMULATED,
-        ),
-    )  # fmt: skip
+    how = (
+        "greedy; prompts come from the prefix cache; total times of rounds, ways in turns: median "
+        "and quartiles; best: over all rounds, of plain decoding and every length"
+    )
+    title = "Adaptive drafts, plain decoding and the best fixed length"
+    table = Table.of(title, [row.cells for row in rows], (how, *sizes, _SIMULATED))
     targets = [
         Target("the worst row over plain decoding", _OF_PLAIN, worst[0]),
         Target("the worst row over the best fixed length", _OF_BEST, worst[1]),
@@ -195,7 +201,7 @@ def outcome(found: Mapping[str, tuple[Plan, Mapping[Cell, Measured]]], name: str
 
 
 def _by_round(measured: Measured, way: Config, rounds: int) -> list[float]:
-    """The whole seconds of each round."""
+    """The total seconds of each round."""
     seconds = [batch.seconds for batch in measured.runs[way]]
     each = len(seconds) // rounds
     return [sum(seconds[place : place + each]) for place in range(0, len(seconds), each)]

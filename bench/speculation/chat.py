@@ -1,13 +1,13 @@
-"""What speculation gains on ordinary chat: questions in eight kinds and five languages.
+"""Measures speculation's gain on ordinary chat: questions of eight kinds in five languages.
 
 The questions are this project's own (`bench/chat_prompts.json`): some are for choosing thresholds,
 the others are held out. By default only the latter are measured, greedily and at temperature 0.7
-with a seed each, by one, four and eight clients. Answers end where the model ends them. No run
+with a seed each, with one, four and eight clients. Answers end where the model ends them. No run
 reuses an earlier run's answers.
 
-Small models repeat themselves, mostly in languages that they do not speak, and what was said before
-is easily guessed. So the first figure is that of English questions whose answers do not repeat, and
-the others stand in rows of their own.
+Small models repeat themselves, mostly in languages that they do not speak, and repetition is easy
+to guess. So the first figure is that of English questions whose answers do not repeat themselves;
+the others have separate rows.
 """
 
 import json
@@ -29,13 +29,13 @@ PROMPTS = Path(__file__).resolve().parents[1] / "chat_prompts.json"
 AT_ONCE = (4, 8)
 GREEDY, TEMPERATURE = "greedy", 0.7
 SAMPLED = f"temperature {TEMPERATURE}"
-HELD_OUT, CHOOSING = "held out", "choosing"  # the parts of PROMPTS
+HELD_OUT, CHOOSING = "held out", "choosing"  # parts of PROMPTS
 ENGLISH = "en"
 FRESH, REST = "English, without repetition", "the others"
-_REPEATED, _WORDS = 0.1, 6  # an answer repeats itself if this share of groups of words came before
-_ANYWHERE = 1.0  # of plain decoding's speed
-_WHOLE = {GREEDY: 1.5, SAMPLED: 1.25}  # of plain decoding's, on FRESH by one client
-_OFF = 0.04  # most by which a promise may be off, where it was made `_OFTEN` times
+_REPEATED, _WORDS = 0.1, 6  # an answer repeats itself if it repeats this share of its word groups
+_ANYWHERE = 1.0  # minimum speed relative to plain decoding
+_WHOLE = {GREEDY: 1.5, SAMPLED: 1.25}  # the same on FRESH with one client
+_OFF = 0.04  # maximum error of a promised probability, if promised `_OFTEN` times
 _OFTEN = 500
 
 Found = Mapping[str, Mapping[str, Measured]]
@@ -52,7 +52,7 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured: at most `each` questions of every kind and language."""
+    """How much to measure: at most `each` questions of every kind and language."""
 
     each: int
     sizes: Sizes
@@ -74,14 +74,14 @@ def questions(part: str = HELD_OUT, each: int | None = None) -> list[Question]:
 
 
 def repeats(text: str) -> bool:
-    """Whether a tenth or more of the text's groups of six words came before in it."""
+    """Whether the text repeats a tenth or more of its groups of six words."""
     words = text.split()
     groups = [tuple(words[place : place + _WORDS]) for place in range(len(words) - _WORDS + 1)]
     return bool(groups) and 1 - len(set(groups)) / len(groups) >= _REPEATED
 
 
 def run(model: BenchModel, plan: Plan, *, part: str = HELD_OUT) -> Outcome:
-    """Ask one by one and several at a time, plainly and adaptively in turns.
+    """Ask one by one and several at a time; plain decoding and adaptive drafts take turns.
 
     Raises:
         ConfigError: the model has no chat template.
@@ -106,7 +106,14 @@ def run(model: BenchModel, plan: Plan, *, part: str = HELD_OUT) -> Outcome:
 def _measured(
     runner: Runner, prompts: Sequence[Prompt], sizes: Sizes, english: Collection[str]
 ) -> dict[str, Measured]:
-    """By one client, then what repeats and what does not by several."""
+    """Measure with one client, then answers with and without repetition with several.
+
+    Args:
+        runner: runs the requests.
+        prompts: the questions.
+        sizes: how much to measure.
+        english: texts of the English questions.
+    """
     alone = ways.measure(runner, [runner.own], prompts, sizes)
     found = parted(alone, english)
     fresh = {batch[0].text for batch in found[FRESH].batches} if FRESH in found else set()
@@ -121,10 +128,10 @@ def _measured(
 
 
 def parted(alone: Measured, english: Collection[str]) -> dict[str, Measured]:
-    """One client's results by language and repetition, then by kind of FRESH, then all.
+    """Split one client's results by language and repetition, then FRESH by kind; the last is all.
 
     Args:
-        alone: of batches of one prompt each.
+        alone: results of batches of one prompt each.
         english: texts of the English prompts.
     """
     places: dict[str, list[int]] = {}
@@ -141,7 +148,14 @@ def parted(alone: Measured, english: Collection[str]) -> dict[str, Measured]:
 
 
 def outcome(model: BenchModel, found: Found, sizes: Sizes, which: str) -> Outcome:
-    """A table for each way to draw tokens, with a row for each part of its results."""
+    """A table for each way to draw tokens, with a row for each part of its results.
+
+    Args:
+        model: the model.
+        found: results by way to draw tokens and by part.
+        sizes: how much was measured.
+        which: which questions.
+    """
     every = [measured for parts in found.values() for measured in parts.values()]
     (own,) = [config for config in every[0].runs if config != PLAIN]
     rows = {
@@ -151,22 +165,20 @@ def outcome(model: BenchModel, found: Found, sizes: Sizes, which: str) -> Outcom
     sound = all(row.equal == row.repeatable for part in rows.values() for row in part.values())
     notes = (
         f"{which} of {PROMPTS.name}, up to {sizes.new_tokens} tokens, {kernels.kernel()} kernels; "
-        "one client where no number is named",
-        f"repeating: a tenth or more of the answer's groups of {_WORDS} words came before in it",
+        "one client unless a number is given",
+        f"repeating: the answer repeats a tenth or more of its groups of {_WORDS} words",
         *ways.HOW,
-        f"every output that of plain decoding: {yes(sound)}",
+        f"all outputs equal to plain decoding's: {yes(sound)}",
     )
     tables = [
-        Table(
+        Table.of(
             f"Chat, {name}: {model.title}, {own.label}",
-            ("questions", *ways.COLUMNS),
-            [(part, *row.cells) for part, row in parts.items()],
+            [{"questions": part, **row.cells} for part, row in parts.items()],
             notes if name == GREEDY else (),
         )
         for name, parts in rows.items()
     ]
-    tables += [sources_table(name, parts["all"]) for name, parts in rows.items()]
-    # The rows before "all" are parts of it.
+    # The rows before "all" are part of it.
     once = [
         measured
         for parts in found.values()
@@ -176,7 +188,7 @@ def outcome(model: BenchModel, found: Found, sizes: Sizes, which: str) -> Outcom
     promises = sum((measured.promises(own) for measured in once), Promises())
     targets = [line for name, parts in rows.items() for line in _judged(name, parts)]
     off = promises.most_off(_OFTEN)
-    targets.append(Target("promised and kept acceptance, apart", _OFF, off, at_most=True))
+    targets.append(Target("promised minus kept acceptance", _OFF, off, at_most=True))
     result = {"model": model.key, "questions": which, **asdict(sizes), "lossless": sound}
     result |= {
         "drawn": {
@@ -188,7 +200,7 @@ def outcome(model: BenchModel, found: Found, sizes: Sizes, which: str) -> Outcom
 
 
 def _judged(name: str, rows: Mapping[str, Row]) -> list[Target]:
-    """Whole time over plain decoding's: a line for every row, a higher one for FRESH."""
+    """A target for the whole time of each row; FRESH has a higher one."""
     return [
         Target(
             f"{name}, {part}: whole time over plain",
@@ -199,25 +211,8 @@ def _judged(name: str, rows: Mapping[str, Row]) -> list[Target]:
     ]
 
 
-def sources_table(name: str, row: Row) -> Table:
-    """A row per source: its draft tokens, and the share accepted at each position."""
-    longest = max((len(one.verified_per_position) for one in row.sources.values()), default=0)
-    lines = []
-    for source_name, source in row.sources.items():
-        pairs = list(zip(source.verified_per_position, source.accepted_per_position, strict=True))
-        shares = [f"{accepted / verified:.0%}" for verified, accepted in pairs]
-        shares += [""] * (longest - len(pairs))
-        lines.append((source_name, str(sum(source.verified_per_position)), *shares))
-    return Table(
-        f"Accepted by source and position, {name}: {row.label}",
-        ("source", "draft tokens", *map(str, range(1, longest + 1))),
-        lines,
-        ("of the draft tokens that were verified at the position",),
-    )
-
-
 def promises_table(promises: Promises) -> Table:
-    """A row per source and tenth of the promised probability."""
+    """A row for each source and tenth of the promised probability."""
     lines: Sequence[tuple[str, ...]] = [
         (source, f"{tenth / 10:.1f}", str(made), f"{promised / made:.3f}", f"{kept / made:.3f}")
         for (source, tenth), (made, promised, kept) in sorted(promises.counts.items())
@@ -227,7 +222,7 @@ def promises_table(promises: Promises) -> Table:
         ("source", "from", "draft tokens", "promised", "kept"),
         lines,
         (
-            "by tenth of the promised probability, over all of these runs; of the draft tokens "
-            "that were verified and whose predecessors were all accepted",
+            "by tenth of the promised probability, over all runs above; of verified draft tokens "
+            "whose predecessors were all accepted",
         ),
     )

@@ -1,4 +1,4 @@
-"""Which drafter for which text: plain, suffixes, draft, cascade and adaptive, per category."""
+"""Which drafter suits which kind of text? Compares all drafters, fixed and adaptive."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +15,7 @@ _TARGET_ON_CODE, _TARGET_PER_PASS, _TARGET_ANYWHERE = 1.5, 2.2, 0.97
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured: `each` prompts per category."""
+    """How much to measure: `each` prompts per category."""
 
     each: int
     sizes: Sizes
@@ -34,7 +34,14 @@ def run(model: BenchModel, prompts: Sequence[Prompt], plan: Plan) -> Outcome:
 
 
 def outcome(model: BenchModel, measured: Measured, sizes: Sizes, own: Config) -> Outcome:
-    """The tables. Every greedy answer must be plain decoding's; `own` is the default way."""
+    """The table. All greedy answers must equal plain decoding's.
+
+    Args:
+        model: the model.
+        measured: results of all ways.
+        sizes: how much was measured.
+        own: the default way.
+    """
     found = {text: measured.of(text) for text in measured.categories}
     sound = ways.lossless(found)
     each = {text: len(item.batches) // sizes.rounds for text, item in found.items()}
@@ -44,7 +51,7 @@ def outcome(model: BenchModel, measured: Measured, sizes: Sizes, own: Config) ->
         "text",
         found,
         f"{counted} prompts, {sizes.new_tokens} new tokens each, {sizes.rounds} rounds, one stream",
-        f"every greedy output that of plain decoding: {yes(sound)}",
+        f"all greedy outputs equal to plain decoding's: {yes(sound)}",
     )
     targets = [
         Target(f"{text}: {own.label} over plain", _TARGET_ON_CODE if text == CODE

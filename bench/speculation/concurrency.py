@@ -1,7 +1,7 @@
-"""Several requests at once: what adaptive speculation gains, and whether it ever loses.
+"""Does adaptive speculation gain with several requests at once, and does it ever lose?
 
-All requests of a batch share every pass, with the draft tokens of all of them. So verifying costs
-little as long as a pass is short. Whether a draft token pays depends on the load and on the text.
+All requests of a batch share each pass, including their draft tokens. So verifying costs little as
+long as a pass is short. Whether a draft token pays depends on the load and on the text.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from bench.speculation.ways import FIXED, Config, Measured, Runner, Sizes
 from bench.tools.report import Outcome
 
 _OF_PLAIN = {(CODE, 1): 1.5, (CODE, 4): 1.5, (CODE, 8): 1.3}
-_NO_LOSS = 0.97  # of plain decoding on any other text or load, and of the best fixed way
+_NO_LOSS = 0.97  # of plain decoding on any other text or load, and of the best fixed length
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured: every number of requests at once in `loads`, on all prompts."""
+    """How much to measure: each number of requests at once in `loads`, on all prompts."""
 
     each: int
     sizes: Sizes
@@ -33,7 +33,7 @@ Loads = dict[str, dict[int, Measured]]  # by text, then by requests at once
 
 
 def run(model: BenchModel, prompts: Sequence[Prompt], plan: Plan) -> Outcome:
-    """Measure plain decoding, fixed and adaptive speculation under every load."""
+    """Measure plain decoding, and fixed and adaptive speculation, under each load."""
     slots = max(model.settings.slots, *plan.loads)
     runner = Runner.load(replace(model, settings=replace(model.settings, slots=slots)))
     configs = runner.ways(FIXED)
@@ -48,7 +48,14 @@ def run(model: BenchModel, prompts: Sequence[Prompt], plan: Plan) -> Outcome:
 
 
 def outcome(model: BenchModel, found: Loads, plan: Plan, own: Config) -> Outcome:
-    """The table and the targets."""
+    """The table and the targets.
+
+    Args:
+        model: the model.
+        found: results by text and number of requests at once.
+        plan: how much was measured.
+        own: the default way.
+    """
     parts, targets = {}, []
     for text, loads in found.items():
         for load, measured in loads.items():
@@ -60,7 +67,7 @@ def outcome(model: BenchModel, found: Loads, plan: Plan, own: Config) -> Outcome
         "text",
         parts,
         f"{plan.each} prompts of each kind of text in batches, {plan.sizes.new_tokens} new tokens "
-        f"each, {plan.sizes.rounds} rounds, all of a batch sent at once",
+        f"each, {plan.sizes.rounds} rounds; each batch is sent at once",
     )
     result = {"model": model.key, **asdict(plan.sizes), "loads": ways.record(parts)}
     return Outcome(result, [table], targets=targets)

@@ -1,11 +1,11 @@
-"""Is output always that of plain decoding alone? Every drafter and length, in every circumstance.
+"""Does every drafter give the output of plain decoding alone, in all circumstances?
 
 Each prompt is decoded once plainly and alone, in this process. Then every drafter with every draft
-length answers it in other processes, together with other requests: they arrive and leave at random,
-with passes of random width, with and without the prefix cache, with a KV cache so small that
-requests give up their blocks, with one thread and with two, with every kernel that this processor
-runs. All tokens must be equal, and all log-probabilities to the bit. Fewer prompts go to small
-random models with draft heads, and of other kinds of layers, with themselves in 4 bits as drafts.
+length answers it in other processes, together with other requests: these arrive and leave at
+random, with passes of random width, with and without the prefix cache, with a KV cache so small
+that requests are preempted, with one thread and with two, and with every kernel that this processor
+runs. All tokens must be equal, and all log-probabilities equal to the bit. Small random models with
+draft heads or with other kinds of layers, drafted by their own 4-bit copies, get fewer prompts.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ _PASS_TOKENS = (16, 17, 24, 33, 48, 64, 96, 130, 256)
 _PREFIX_CACHES = ("off", "client", "all")
 _CLIENTS = ("", "one", "other")
 _LEAVES = 0.1  # share of requests whose client leaves before the end
-_TIGHT_REQUESTS = 2  # a KV cache for so many of the longest requests forces preemption
-_SLOW_WAYS = 4  # the slowest kernels take every fourth way
+_TIGHT_REQUESTS = 2  # a KV cache for this many of the longest requests forces preemption
+_SLOW_WAYS = 4  # the slowest kernels run every fourth way
 _TITLE = "Equality with plain decoding alone"
 _COLUMNS = ("compared", "tokens", "other tokens", "other log-probabilities")
-_PATIENCE = 3600.0  # seconds that a process's answer may take
+_PATIENCE = 3600.0  # maximum seconds for a process's answer
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is compared."""
+    """How much to compare."""
 
     prompts: int  # each is answered in every way
-    kind_prompts: int  # of them, those that models of other kinds of layers answer
+    kind_prompts: int  # how many of them models with other kinds of layers answer
     new_tokens: int
     chunk: int = 10  # prompts per process
-    slow_every: int = 10  # the slowest kernels answer every tenth chunk, too
-    slow_prompts: int = 2  # but only so many of its prompts
-    loads: tuple[int, ...] = (1, 4, 8, 16)  # requests at once, drawn for every group
+    slow_every: int = 10  # the slowest kernels also answer one chunk in this many
+    slow_prompts: int = 2  # but only this many of its prompts
+    loads: tuple[int, ...] = (1, 4, 8, 16)  # requests at once, drawn for each group
 
     def prompts_of(self, model: BenchModel) -> int:
         """Number of prompts that a model answers."""
@@ -61,10 +61,10 @@ QUICK = Plan(prompts=2, kind_prompts=1, new_tokens=16, chunk=2, slow_prompts=1)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One process: the prompts that it answers, and its circumstances."""
+    """One process: its prompts and its circumstances."""
 
     number: int
-    places: range  # of its prompts
+    places: range  # indices of its prompts
     kernel: str
     threads: int
     prefix_cache: str
@@ -74,20 +74,20 @@ class Case:
 
 @dataclass(slots=True)
 class Count:
-    """Compared answers of one kind, with the place of the first other token of each."""
+    """Compared answers of one kind."""
 
     requests: int = 0
     tokens: int = 0
-    logprobs_differ: int = 0  # answers with the same tokens, but another log-probability
-    first_differences: list[int] = field(default_factory=list)
+    logprobs_differ: int = 0  # answers with equal tokens, but different log-probabilities
+    first_differences: list[int] = field(default_factory=list)  # positions of differing tokens
 
     @property
     def differing(self) -> int:
-        """Number of answers that are not to the bit those of plain decoding alone."""
+        """Number of answers that are not bitwise equal to those of plain decoding alone."""
         return len(self.first_differences) + self.logprobs_differ
 
     def take(self, got: Sequence[Any], expected: Sequence[Any]) -> None:
-        """Compare an answer, which may be cut off, with plain decoding's."""
+        """Compare an answer, possibly cut off, with plain decoding's."""
         self.requests += 1
         self.tokens += len(got)
         if list(got) == list(expected[: len(got)]):
@@ -105,7 +105,7 @@ Counts = dict[str, dict[str, Count]]  # by circumstance and by its value
 
 
 def run(models: Sequence[BenchModel], prompts: Sequence[Prompt], plan: Plan) -> Outcome:
-    """Compare all processes' answers, model by model."""
+    """Compare the answers of all processes, model by model."""
     found: dict[BenchModel, Counts] = {}
     for model in models:
         found[model] = _compared(model, prompts[: plan.prompts_of(model)], plan).counts
@@ -126,7 +126,13 @@ def _compared(model: BenchModel, prompts: Sequence[Prompt], plan: Plan) -> Compa
 
 
 def circumstances(prompts: int, plan: Plan, threads: int) -> Iterator[Case]:
-    """All processes, in order. Their circumstances are random, the same in every run."""
+    """All processes, in order. Their circumstances are random, but the same in every run.
+
+    Args:
+        prompts: number of prompts.
+        plan: how much to compare.
+        threads: the service's number of threads.
+    """
     runnable = kernels.NAMES[kernels.NAMES.index(kernels.kernel()) :]
     fast = runnable[:-1] or runnable
     number = 0
@@ -144,11 +150,17 @@ def circumstances(prompts: int, plan: Plan, threads: int) -> Iterator[Case]:
 
 
 class Comparison:
-    """Has processes answer prompts in all ways and counts differences.
+    """Has processes answer prompts in all ways, and counts differences.
+
+    Args:
+        runner: decodes each prompt plainly and alone, in this process.
+        settings: settings of the processes, apart from their circumstances.
+        prompts: the prompts.
+        plan: how much to compare.
 
     Attributes:
-        ways: every drafter with every draft length and adaptively, and plain decoding.
-        runner: decodes each prompt plainly and alone, in this process.
+        ways: plain decoding, and every drafter with every draft length and adaptively.
+        counts: by circumstance and by its value.
     """
 
     def __init__(
@@ -161,7 +173,7 @@ class Comparison:
         self._expected: dict[int, list[Any]] = {}  # plain decoding's answers by prompt
 
     def compare(self, case: Case) -> None:
-        """Compare one process's answers."""
+        """Compare the answers of one process."""
         rng, plan = random.Random(f"equality {case.number}"), self._plan
         ways = self.ways[::_SLOW_WAYS] if case.kernel == _SLOWEST else self.ways
         asked = [(place, way) for place in case.places for way in ways]
@@ -188,7 +200,15 @@ class Comparison:
     def _count(
         self, case: Case, load: int, asked: tuple[int, Config], request: Fields, answer: Fields
     ) -> None:
-        """Count an answer under each of its circumstances."""
+        """Count an answer under each of its circumstances.
+
+        Args:
+            case: the process.
+            load: number of requests at once.
+            asked: index of the prompt, and the way.
+            request: the request.
+            answer: the answer.
+        """
         place, way = asked
         if place not in self._expected:
             (alone,) = run_together(self._engine, [self._request(place, PLAIN)])
@@ -213,7 +233,7 @@ class Comparison:
             )
 
     def _request(self, place: int, way: Config) -> Fields:
-        """A request that arrives at once and whose client stays, see `equality_worker.run`."""
+        """A request that arrives at once and whose client stays; see `equality_worker.run`."""
         prompt = self.prompts[place]
         asked = {"prompt_tokens": list(self._engine.encode(prompt.text))}
         asked |= {"arrives": 0, "leaves": None, "max_new_tokens": self._plan.new_tokens}
@@ -234,7 +254,7 @@ class Comparison:
 def outcome(found: Mapping[BenchModel, Mapping[str, Mapping[str, Count]]], plan: Plan) -> Outcome:
     """A table of the configured model's circumstances, and a row for each model of LAYER_KINDS.
 
-    Results of the latter alone have a name of their own, beside the configured model's.
+    If only the latter ran, the results have a separate name.
 
     Args:
         found: counts of each model by circumstance and by its value.
@@ -248,11 +268,11 @@ def outcome(found: Mapping[BenchModel, Mapping[str, Mapping[str, Count]]], plan:
     )
     tables, kinds = list[Table](), list[tuple[str, ...]]()
     notes = (
-        f"{plan.new_tokens} new tokens for each prompt, greedy; each answer compared token by "
-        "token, with its log-probabilities to the bit, with that of plain decoding alone",
-        "groups of requests arrive at random steps; clients leave after a random token, and "
-        f"what came until then is compared; {_SLOWEST} answers a part of the prompts and ways",
-        f"output always that of plain decoding alone: {yes(sound)}",
+        f"{plan.new_tokens} new tokens for each prompt, greedy; tokens and log-probabilities "
+        "compared with those of plain decoding alone, the latter to the bit",
+        "groups of requests arrive at random steps; some clients leave after a random token, and "
+        f"the tokens so far are compared; {_SLOWEST} answers some of the prompts and ways",
+        f"all outputs equal to plain decoding's alone: {yes(sound)}",
     )
     for model, counts in found.items():
         if model.key in LAYER_KINDS:

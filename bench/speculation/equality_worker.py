@@ -1,8 +1,7 @@
-"""One engine in a process of its own, which answers many requests at once in a repeatable order.
+"""One engine in a separate process, which answers many requests at once in a repeatable order.
 
-Threads and kernels belong to a process, so every choice of them takes a process. It is asked to
-`load`, then to `run` as often as needed. Arrivals and departures of clients are counted in steps
-and tokens, not in seconds.
+Threads and kernels are per process, so each choice of them needs a process. Call `load` first, then
+`run` as often as needed. Clients arrive and leave by steps and tokens, not by seconds.
 """
 
 from collections import defaultdict
@@ -17,11 +16,11 @@ from specops.request import GenerationRequest, Output, SamplingParams
 from specops.runtime import kernels
 
 Token = tuple[int, float, tuple[tuple[int, float], ...]]
-"""A token, its log-probability, and the likeliest tokens beside it with theirs."""
+"""A token, its log-probability, and the most likely tokens at its position with theirs."""
 
 
 def _tokens(outputs: Sequence[Output]) -> list[Token]:
-    """The tokens of a request's outputs, with their log-probabilities to the last bit."""
+    """The tokens of a request's outputs, with their exact log-probabilities."""
     found: list[Token] = []
     for piece in (piece for output in outputs for piece in output.pieces):
         top = tuple((token, float(value)) for token, value in piece.logprob.top)
@@ -30,11 +29,15 @@ def _tokens(outputs: Sequence[Output]) -> list[Token]:
 
 
 def run(engine: Engine, requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Run requests together, each from the step on in which it arrives.
+    """Run requests together, each from its step of arrival.
 
-    `requests` are fields of `GenerationRequest`, with two more: `arrives` is a step, `leaves` the
-    number of tokens after which the client leaves, or None. Returns for each request its `tokens`
-    and its number of `preemptions`.
+    Args:
+        engine: runs them.
+        requests: fields of `GenerationRequest`, and two more: `arrives` is a step, `leaves` the
+            number of tokens after which the client leaves, or None.
+
+    Returns:
+        For each request its `tokens` and its number of `preemptions`.
     """
     scheduler = engine.scheduler
     arriving = sorted(range(len(requests)), key=lambda index: requests[index]["arrives"])
@@ -68,7 +71,7 @@ def _request(name: str, fields: Mapping[str, Any]) -> GenerationRequest:
 
 
 class EqualityWorker:
-    """What a process does: `load`, then `run`."""
+    """The methods of the process: `load` first, then `run`; see `bench.tools.worker`."""
 
     def load(self, kernel: str, settings: Mapping[str, Any]) -> tuple[str, int]:
         """Load the engine with one of the kernels; returns its kernel and threads."""

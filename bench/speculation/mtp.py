@@ -1,14 +1,13 @@
-"""What a model's own MTP block gains as its drafter, and what it costs where it is useless.
+"""How much does a model's own MTP block gain as its drafter, and how much does a useless one cost?
 
-Three models: a small Qwen3.5 that was trained for minutes on the demo pair's text, the same with
-random weights, and Qwen3.5 0.8B's shape with random weights; the blocks of the last two guess
-nothing. The block drafts alone, lookups alone, or both, as by default: what the block costs beside
-lookups is judged against lookups alone.
+Three models: a small Qwen3.5 trained for minutes on the demo pair's text, the same with random
+weights, and Qwen3.5 0.8B's shape with random weights. The blocks of the last two guess nothing
+right. The block drafts alone, lookups draft alone, or both draft, which is the default. Both are
+compared with lookups alone, to see the block's cost.
 """
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from bench.speculation import ways
 from bench.speculation.ways import PLAIN, Measured, Runner, Sizes
 from bench.tools.report import Outcome, Target, progress
 from specops.config import Settings
+from specops.system.folders import atomic_folder
 from training.files import PROCESS_ENVIRONMENT
 
 MINUTES = 10.0  # of training
@@ -29,13 +29,13 @@ _QUANT = {TRAINED: "int8-32", RANDOM: "int8-32"}
 _REPOSITORY = "Qwen/Qwen3.5-0.8B"
 _NO_LOSS = 0.97
 _LEAST = {TRAINED: 1.1, RANDOM: _NO_LOSS, WHOLE: _NO_LOSS}  # of plain decoding's speed
-_CONTEXT = 2048  # of which the small models take half
+_CONTEXT = 2048  # the small models have half of it
 _BLOCK, _LOOKUPS = "head", "suffix"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured: `prompts` prompts of code, each `sizes.rounds` times."""
+    """How much to measure: `prompts` prompts of code, each `sizes.rounds` times."""
 
     prompts: int
     sizes: Sizes
@@ -63,7 +63,7 @@ def _settings(name: str, options: argparse.Namespace) -> Settings:
         minutes = (options.minutes or MINUTES) if name == TRAINED else 0.0
         folder = trained(minutes, options.cache)
     settings = plain(folder, options.cache / "mtp")
-    # Without the prefix cache no run finds an earlier one's answer.
+    # Without the prefix cache no run reuses an earlier run's answers.
     return replace(
         settings,
         draft="",
@@ -75,28 +75,28 @@ def _settings(name: str, options: argparse.Namespace) -> Settings:
 
 
 def trained(minutes: float, cache: Path) -> Path:
-    """The checkpoint after this many minutes of training; it is kept.
+    """Train a checkpoint for this many minutes, unless the cache has it.
 
     Raises:
         BuildError: the training failed; it needs the extra `train`.
     """
     folder = cache / f"mtp-{minutes:g}-minutes"
     if not folder.is_dir():
-        part = folder.with_name(f"{folder.name}.part")
-        shutil.rmtree(part, ignore_errors=True)
         progress(f"training for {minutes:g} minutes to {folder}")
-        command = [sys.executable, "-m", "training.mtp", str(part), "--minutes", str(minutes)]
         environment = PROCESS_ENVIRONMENT | os.environ
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-        if done.returncode:
-            raise BuildError(f"the training failed: {done.stderr.strip()}")
+        with atomic_folder(folder) as part:
+            command = [sys.executable, "-m", "training.mtp", str(part), "--minutes", str(minutes)]
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, env=environment
+            )
+            if done.returncode:
+                raise BuildError(f"the training failed: {done.stderr.strip()}")
         progress(done.stdout.strip().rpartition("\n")[2])
-        part.rename(folder)
     return folder
 
 
 def outcome(found: dict[str, Measured], plan: Plan) -> Outcome:
-    """The table, and two targets for each model: the block alone, and beside lookups."""
+    """The table, and two targets for each model: the block alone, and together with lookups."""
     targets = []
     for name, measured in found.items():
         block, lookups, both = measured.drafting

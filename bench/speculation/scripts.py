@@ -1,8 +1,8 @@
-"""Drafters with a set acceptance: real costs without trained weights.
+"""Drafters with a preset acceptance: real costs without trained weights.
 
-The time of a pass depends on shapes alone, but the number of right draft tokens depends on the
-weights. So a script knows the target's own greedy continuations from an earlier run and gets each
-position wrong with a given probability, whatever drafts it. A table with such figures says so.
+The time of a pass depends only on shapes, but the number of right draft tokens depends on the
+weights. So a script knows the target's own greedy continuations from an earlier run, and gets each
+position wrong with a given probability, whichever drafter uses it. Tables of such figures say so.
 """
 
 from collections.abc import Sequence
@@ -40,9 +40,14 @@ _UNKNOWN = _Text([], [])
 class Script:
     """Known continuations, wrong at random but fixed positions.
 
-    Which positions are wrong depends on the seed and the sequence, not on the length of the drafts:
-    every draft length meets the same mistakes. `acceptance` is the probability that a draft token
-    is right if all before it were. A wrong token is the right token's neighbour.
+    The wrong positions depend on the seed and the sequence, not on the length of drafts: every
+    draft length meets the same mistakes. A wrong token is the right token's neighbour.
+
+    Args:
+        acceptance: the probability that a draft token is right if all before it were.
+        known: prompts and their continuations.
+        vocab_size: the target's.
+        seed: seed of the mistakes.
     """
 
     def __init__(self, acceptance: float, known: Known, *, vocab_size: int, seed: int = 0) -> None:
@@ -59,9 +64,14 @@ class Script:
         self._known: dict[int, tuple[_Text, int]] = {}  # by slot, with the length of its text
 
     def after(self, slot: int, text: Sequence[int], count: int) -> list[int]:
-        """The next tokens of a slot's text with their mistakes; none where it knows no such text.
+        """The next tokens of a slot's text with their mistakes; none if the text is unknown.
 
-        Asking must take no longer than a lookup: only what is new of a text is compared.
+        This must be as fast as a lookup: so only the new part of a text is compared.
+
+        Args:
+            slot: the slot.
+            text: its whole text.
+            count: maximum number of tokens.
         """
         length = len(text)
         script, known = self._known.get(slot, (self._texts[0], length + 1))
@@ -73,7 +83,7 @@ class Script:
 
 
 class ScriptedLookup(LookupDrafter):
-    """Proposes what a script says, without a forward pass."""
+    """Proposes a script's tokens, without a forward pass."""
 
     name = "simulated"
 
@@ -86,7 +96,7 @@ class ScriptedLookup(LookupDrafter):
 
 
 def follow(drafter: GuessingDrafter, script: Script) -> None:
-    """Have a head or a draft model say what a script says; it runs its passes all the same."""
+    """Make a head or a draft model propose a script's tokens; it still runs its passes."""
     choose = type(drafter)._choose
 
     def chosen(guess: int, context: DraftContext, logits: Floats) -> tuple[int, float]:

@@ -1,13 +1,12 @@
-"""What speculation gains: ways of decoding against plain decoding, batch by batch, in turns.
+"""Measures speculation's gain: ways of decoding and plain decoding take turns, batch by batch.
 
-All ways run on a batch one after the other, so that each ratio compares what the same machine did
-with the same text within seconds. Every way has a controller of its own, which learns from that way
-only.
+All ways run one after the other on each batch, so that each ratio compares the same machine and the
+same text within seconds. Each way has its own controller, which learns only from that way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
@@ -18,33 +17,29 @@ from bench.prompts import Prompt
 from bench.tools.quiet import settle
 from bench.tools.report import Summary, Table, Target, progress, ratios
 from specops.engine.engine import NO_DRAFTER, Engine
-from specops.request import GenerationRequest, GenerationStats, SourceStats
+from specops.request import GenerationRequest
 from specops.speculation.controller import Controller
 from specops.speculation.drafters.base import Drafter
 from specops.text.chat_template import question
 
-FIXED = 3  # draft tokens a step of ways that are not adaptive
+FIXED = 3  # draft tokens per step of ways that are not adaptive
 _WARM_UP = 16  # tokens
-_WAVES = 4  # least requests of each client: not all of the last ones are counted
+_WAVES = 4  # minimum number of requests per client: not all of the last ones are counted
 
 HOW = (
-    "tok/s, speedup and total: tokens of passes in which all clients' requests decode and no "
-    "prompt is read, over the time of these; over plain decoding's by batch, median with "
-    "quartiles; total: the same of the sums; whole: time of all batches, prompts and the last "
-    "requests included, of plain decoding over this way's; ways in turns for every batch",
-    "accepted: of the draft tokens; misses: steps for which the drafter had nothing; tok/pass: "
-    "tokens of a request in a pass, misses included; accept. length: 1 + accepted per draft; "
-    "equal: outputs, greedy or with a seed, that are token by token those of plain decoding",
+    "tok/s: tokens per second in passes in which all clients' requests decode and no prompt is "
+    "read; speedup: over plain decoding's by batch, median and quartiles; total: of the sums; "
+    "whole: plain decoding's time for all batches, including prompts and the last requests, over "
+    "this way's; ways in turns for every batch",
+    "accepted: share of draft tokens; misses: steps without a proposal of the drafter; tok/pass: "
+    "tokens per request and pass, including misses; accept. length: 1 + accepted per draft; "
+    "equal: outputs, greedy or with a seed, with the same tokens as plain decoding",
 )
-COLUMNS = (
-    "k", "accepted", "misses", "tok/pass", "accept. length", "tok/s", "speedup", "total", "whole",
-    "equal",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A drafter, and how much it drafts: `k` tokens a step, or `k` at most if it is adaptive."""
+    """A drafter and its draft length: `k` tokens per step, or at most `k` if adaptive."""
 
     drafter: str
     k: int
@@ -52,7 +47,7 @@ class Config:
 
     @property
     def label(self) -> str:
-        """The name in tables and charts."""
+        """The name in tables."""
         if not self.k:
             return "plain"
         return f"{self.drafter}, adaptive" if self.adaptive else f"{self.drafter}, k={self.k}"
@@ -63,9 +58,14 @@ PLAIN = Config(NO_DRAFTER, 0)
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured: every way `rounds` times on every batch.
+    """How much to measure: every way `rounds` times on every batch.
 
     A batch is one prompt. With several clients at once it is all prompts, which they ask in turn.
+
+    Attributes:
+        new_tokens: maximum number of new tokens per prompt.
+        rounds: number of rounds.
+        at_once: number of clients.
     """
 
     new_tokens: int
@@ -78,9 +78,9 @@ class Runner:
 
     Args:
         engine: the engine that runs the requests.
-        max_k: most draft tokens of a request and step.
-        chat: prompts are questions, and answers end where the model ends them; otherwise prompts
-            are continued, all by the same number of tokens.
+        max_k: maximum number of draft tokens per request and step.
+        chat: whether prompts are questions whose answers end where the model ends them; otherwise
+            all prompts are continued by the same number of tokens.
     """
 
     def __init__(self, engine: Engine, max_k: int, *, chat: bool = False) -> None:
@@ -100,9 +100,9 @@ class Runner:
         return Config(self.engine.info.default_drafter, self._max_k, adaptive=True)
 
     def ways(self, *lengths: int) -> list[Config]:
-        """All drafters, each with fixed lengths and adaptively; where two are the same, the first.
+        """All drafters, each with fixed lengths and adaptively, without duplicates.
 
-        Without a draft model or head a cascade is its lookup.
+        Without a draft model or head, a cascade is the same as its lookup.
         """
         names = dict[tuple[Drafter, ...], str]()
         for name, chain in self.engine.scheduler.drafters.items():
@@ -114,7 +114,13 @@ class Runner:
         return found
 
     def request(self, prompt: Prompt, config: Config, new_tokens: int) -> GenerationRequest:
-        """The request; every way decodes the same number of tokens."""
+        """The request for a prompt.
+
+        Args:
+            prompt: the prompt.
+            config: the way to decode it.
+            new_tokens: maximum number of new tokens; without `chat`, also the minimum.
+        """
         engine, text = self.engine, prompt.text
         if self._chat:
             tokens = engine.encode_chat(engine.render_chat(question(text)))
@@ -134,7 +140,14 @@ class Runner:
     def run(
         self, prompts: Sequence[Prompt], config: Config, new_tokens: int, at_once: int = 1
     ) -> Batch:
-        """Answer prompts, `at_once` of them at a time, with this way's own controller."""
+        """Answer prompts with the way's own controller.
+
+        Args:
+            prompts: the prompts.
+            config: the way to decode them.
+            new_tokens: maximum number of new tokens per prompt.
+            at_once: number of prompts at the same time.
+        """
         scheduler = self.engine.scheduler
         if config not in self._controllers:
             self._controllers[config] = Controller(scheduler.cost_model, self._max_k)
@@ -178,7 +191,7 @@ class Measured:
             self.runs[config].extend(runs)
 
     def over(self, config: Config, base: Config = PLAIN) -> Summary:
-        """How many times as fast a way is as another one, batch by batch."""
+        """How many times as fast as another way it is, batch by batch."""
         rates = ([batch.rate for batch in self.runs[way]] for way in (config, base))
         return Summary.of(ratios(*rates))
 
@@ -188,7 +201,7 @@ class Measured:
         return sum(b.tokens for b in runs) / sum(b.decode_seconds for b in runs)
 
     def best_fixed(self, drafter: str) -> Config:
-        """The fastest fixed way of a drafter: no drafts, or one of its lengths."""
+        """The fastest fixed length of a drafter, or plain decoding."""
         fixed = [way for way in self.runs if not way.adaptive and way.drafter == drafter]
         return max([PLAIN, *fixed], key=self.rate)
 
@@ -197,7 +210,7 @@ class Measured:
         return [self.row(config) for config in self.runs]
 
     def promises(self, config: Config) -> Promises:
-        """What a way's draft tokens promised."""
+        """Promised and kept acceptance of a way's draft tokens."""
         return sum((batch.promises for batch in self.runs[config]), Promises())
 
     def row(self, config: Config) -> Row:
@@ -227,7 +240,6 @@ class Measured:
             whole_speedup=sum(b.seconds for b in plain) / sum(b.seconds for b in runs),
             repeatable=len(equal),
             equal=sum(equal),
-            sources=by_source(stats),
         )
 
 
@@ -239,9 +251,9 @@ def _answers(runs: Sequence[Batch]) -> list[Answer]:
 class Row:
     """One way's figures over all batches.
 
-    `speedup` is over plain decoding, by batch; `total_speedup` the same of the sums;
-    `whole_speedup` that of the whole time, prompts included. `acceptance` is accepted over draft
-    tokens, `misses` the share of steps without a draft where one was asked for.
+    `speedup` is over plain decoding by batch, `total_speedup` that of the sums, `whole_speedup`
+    that of the total time, including prompts. `acceptance` is the share of draft tokens accepted,
+    `misses` the share of steps in which the drafter was asked and proposed nothing.
     """
 
     drafter: str
@@ -256,35 +268,25 @@ class Row:
     speedup: Summary
     total_speedup: float
     whole_speedup: float
-    repeatable: int  # answers that are greedy or have a seed
-    equal: int  # of them those whose tokens are plain decoding's
-    sources: Mapping[str, SourceStats]
+    repeatable: int  # number of answers that are greedy or have a seed
+    equal: int  # how many of these have the same tokens as plain decoding
 
     @property
-    def cells(self) -> tuple[str, ...]:
-        """The cells below `COLUMNS`."""
+    def cells(self) -> dict[str, str]:
+        """Its cells by column of a table."""
         drafts = bool(self.k)
-        return (
-            f"≤{self.k}" if self.adaptive else str(self.k),
-            f"{self.acceptance:.1%}" if drafts else "",
-            f"{self.misses:.1%}" if drafts else "",
-            f"{self.tokens_per_jump:.2f}",
-            f"{self.mean_acceptance_length:.2f}" if drafts else "",
-            f"{self.tokens_per_second:.1f}",
-            self.speedup.spread() if drafts else "",
-            f"{self.total_speedup:.2f}" if drafts else "",
-            f"{self.whole_speedup:.2f}" if drafts else "",
-            f"{self.equal}/{self.repeatable}" if drafts and self.repeatable else "",
-        )
-
-
-def by_source(stats: Iterable[GenerationStats]) -> dict[str, SourceStats]:
-    """Counts of draft tokens by source and position, over all of these requests."""
-    found: dict[str, SourceStats] = {}
-    for one in stats:
-        for name, source in one.sources.items():
-            found[name] = found.get(name, SourceStats()) + source
-    return found
+        return {
+            "k": f"≤{self.k}" if self.adaptive else str(self.k),
+            "accepted": f"{self.acceptance:.1%}" if drafts else "",
+            "misses": f"{self.misses:.1%}" if drafts else "",
+            "tok/pass": f"{self.tokens_per_jump:.2f}",
+            "accept. length": f"{self.mean_acceptance_length:.2f}" if drafts else "",
+            "tok/s": f"{self.tokens_per_second:.1f}",
+            "speedup": self.speedup.spread() if drafts else "",
+            "total": f"{self.total_speedup:.2f}" if drafts else "",
+            "whole": f"{self.whole_speedup:.2f}" if drafts else "",
+            "equal": f"{self.equal}/{self.repeatable}" if drafts and self.repeatable else "",
+        }
 
 
 def measure(
@@ -293,7 +295,13 @@ def measure(
     prompts: Sequence[Prompt],
     sizes: Sizes,
 ) -> Measured:
-    """Run all ways, plain decoding among them, on all batches.
+    """Run all ways and plain decoding on all batches.
+
+    Args:
+        runner: runs them.
+        configs: the ways.
+        prompts: the prompts, from which batches are made.
+        sizes: how much to measure.
 
     Raises:
         ValueError: there are too few prompts.
@@ -307,12 +315,12 @@ def measure(
     configs = list(dict.fromkeys((PLAIN, *configs)))
     measured = Measured([], {config: [] for config in configs})
     settle()
-    for config in configs:  # the first passes fault pages in
+    for config in configs:  # the first passes cause page faults
         runner.run(batches[0], config, min(sizes.new_tokens, _WARM_UP), clients)
     for turn in range(sizes.rounds):
         for number, batch in enumerate(batches):
             measured.batches.append(batch)
-            # Shuffled, so that no way always follows the same one, whose data fill the caches.
+            # Shuffled: a way must not always follow the same one, whose data fill the caches.
             for config in Random(f"{turn}/{number}").sample(configs, len(configs)):
                 found = runner.run(batch, config, sizes.new_tokens, clients)
                 if not found.tokens:
@@ -328,9 +336,20 @@ Found = Mapping[str, Measured]
 
 
 def rows_table(title: str, parts: str, found: Found, *notes: str) -> Table:
-    """A line for every way of every part."""
-    lines = [(part, row.label, *row.cells) for part, item in found.items() for row in item.rows()]
-    return Table(title, (parts, "drafter", *COLUMNS), lines, (*notes, *HOW))
+    """A row for each way of each part.
+
+    Args:
+        title: the table's title.
+        parts: heading of the column of parts.
+        found: results by part.
+        notes: first notes below the table.
+    """
+    lines = [
+        {parts: part, "drafter": row.label, **row.cells}
+        for part, item in found.items()
+        for row in item.rows()
+    ]
+    return Table.of(title, lines, (*notes, *HOW))
 
 
 def record(found: Found) -> dict[str, Any]:
@@ -339,14 +358,22 @@ def record(found: Found) -> dict[str, Any]:
 
 
 def lossless(found: Found) -> bool:
-    """Whether every greedy answer, and every one with a seed, has plain decoding's tokens."""
+    """Whether all answers that are greedy or have a seed have plain decoding's tokens."""
     return all(row.equal == row.repeatable for item in found.values() for row in item.rows())
 
 
 def judged(
     part: str, measured: Measured, own: Config, *, of_plain: float, of_best: float
 ) -> list[Target]:
-    """Targets of adaptive drafts: against plain decoding and, if it is faster, the best length."""
+    """Targets of adaptive drafts: against plain decoding, and against a fixed length if faster.
+
+    Args:
+        part: name of the part.
+        measured: its results.
+        own: the adaptive way.
+        of_plain: minimum speed relative to plain decoding.
+        of_best: minimum speed relative to the best fixed length.
+    """
     best = measured.best_fixed(own.drafter)
     lines = [Target(f"{part}: {own.label} over plain", of_plain, measured.over(own).median)]
     if best != PLAIN:
