@@ -14,7 +14,13 @@ import pytest
 
 from tests.loopback import HOST, free_port, listening
 from tests.stack.support import ROOT, START_SECONDS, tool
-from tests.stack.test_load_test import StandIn, check_figures, locust_command
+from tests.stack.test_load_test import (
+    PATIENT,
+    StandIn,
+    check_figures,
+    locust_command,
+    written,
+)
 from tests.waiting import PATIENCE, answers, started, wait
 
 # What the form must not show: it is for the command line.
@@ -113,7 +119,8 @@ def test_the_form_starts_a_test_and_a_second_start_begins_anew(
     api = StandIn()
     with listening(api.handler()) as port:
         target = f"http://{HOST}:{port}"
-        command = [word for word in locust_command(target) if word != "--headless"]
+        patient = written(tmp_path / "patient.py", PATIENT)
+        command = [word for word in locust_command(target, patient) if word != "--headless"]
         web = ("--web-host", HOST, "--web-port", "PORT", *processes)
         with load_page(target, tmp_path / "log", *command, *web) as page:
             arguments, form = form_of(page)

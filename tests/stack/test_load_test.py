@@ -208,15 +208,18 @@ def written(path: Path, text: str) -> Path:
     return path
 
 
-# Locust hands a worker the first users as soon as the master knows it: the worker's own constructor
-# may not have returned by then, nor `init` been fired. This file makes that sure. And the master
-# gives up no worker that a busy machine keeps silent for three seconds.
-EARLY = """
-from gevent.event import Event
-from locust import events, runners
-from locust.runners import WorkerRunner
+# Locust's master gives a worker up that is silent for three seconds, as on a busy machine.
+PATIENT = """
+from locust import runners
 
 runners.HEARTBEAT_LIVENESS = 60
+"""
+# Locust hands a worker the first users as soon as the master knows it: the worker's own constructor
+# may not have returned by then, nor `init` been fired. This file makes that sure.
+EARLY = f"""{PATIENT}
+from gevent.event import Event
+from locust import events
+from locust.runners import WorkerRunner
 
 begun, connect = Event(), WorkerRunner.connect_to_master
 
