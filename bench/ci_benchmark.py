@@ -97,10 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def rounds_of(part: Part, runner: Runner) -> Measured:
     """Measure `ROUNDS` rounds, plain and adaptive in turns."""
-    prompts, sizes = (
-        by_category(part.prompts, (part.category,)),
-        Sizes(_NEW_TOKENS, ROUNDS, part.at_once),
-    )
+    prompts = by_category(part.prompts, (part.category,))
+    sizes = Sizes(_NEW_TOKENS, ROUNDS, part.at_once)
     return ways.measure(runner, [runner.own], prompts, sizes)
 
 

@@ -124,21 +124,11 @@ def run(folders: Sequence[Path], plan: Plan) -> Outcome:
         ("share of the tokens up to the end of system prompt and tools; tokens: of the second "
          "request, by a vocabulary of 4,096",),
     )  # fmt: skip
-    targets = [
-        Target(
-            f"{agent.agent}, second request, all templates: share",
-            _MIN_SHARE,
-            min(
-                (
-                    item.shares[_SECOND]
-                    for item in found
-                    if item.agent == agent.agent and item.shares
-                ),
-                default=0.0,
-            ),
-        )
-        for agent in agents
-    ]
+    targets = []
+    for agent in agents:
+        seconds = [one.shares[_SECOND] for one in found if one.agent == agent.agent and one.shares]
+        title = f"{agent.agent}, second request, all templates: share"
+        targets.append(Target(title, _MIN_SHARE, min(seconds, default=0.0)))
     return Outcome({"reuse": [asdict(item) for item in found]}, [table], targets=targets)
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from bench.models import BenchModel
 from bench.prompts import Prompt
 from bench.speculation import ways
-from bench.speculation.ways import PLAIN, Measured, Promises, Row, Runner, Sizes
+from bench.speculation.ways import PLAIN, Measured, Promises, Runner, Sizes
 from bench.tools.report import Outcome, Table, Target, yes
 from specops.config import ConfigError
 from specops.request import SamplingParams
@@ -186,29 +186,23 @@ def outcome(model: BenchModel, found: Found, sizes: Sizes, which: str) -> Outcom
         if part == "all" or part.endswith("clients")
     ]
     promises = sum((measured.promises(own) for measured in once), Promises())
-    targets = [line for name, parts in rows.items() for line in _judged(name, parts)]
-    off = promises.most_off(_OFTEN)
-    targets.append(Target("promised minus kept acceptance", _OFF, off, at_most=True))
-    result = {"model": model.key, "questions": which, **asdict(sizes), "lossless": sound}
-    result |= {
-        "drawn": {
-            name: {part: asdict(row) for part, row in parts.items()} for name, parts in rows.items()
-        },
-        "promises": promises.record(),
-    }
-    return Outcome(result, [*tables, promises_table(promises)], targets=targets, sound=sound)
-
-
-def _judged(name: str, rows: Mapping[str, Row]) -> list[Target]:
-    """A target for the whole time of each row; FRESH has a higher one."""
-    return [
+    targets = [  # FRESH has a higher one
         Target(
             f"{name}, {part}: whole time over plain",
             _WHOLE[name] if part == FRESH else _ANYWHERE,
             row.whole_speedup,
         )
-        for part, row in rows.items()
+        for name, parts in rows.items()
+        for part, row in parts.items()
     ]
+    off = promises.most_off(_OFTEN)
+    targets.append(Target("promised minus kept acceptance", _OFF, off, at_most=True))
+    drawn = {
+        name: {part: asdict(row) for part, row in parts.items()} for name, parts in rows.items()
+    }
+    result = {"model": model.key, "questions": which, **asdict(sizes), "lossless": sound}
+    result |= {"drawn": drawn, "promises": promises.record()}
+    return Outcome(result, [*tables, promises_table(promises)], targets=targets, sound=sound)
 
 
 def promises_table(promises: Promises) -> Table:

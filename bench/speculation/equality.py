@@ -297,9 +297,9 @@ def outcome(found: Mapping[BenchModel, Mapping[str, Mapping[str, Count]]], plan:
         }
         for model, counts in found.items()
     }
-    about = {"plan": asdict(plan), "lossless": sound}
+    record = {"plan": asdict(plan), "lossless": sound, "counts": result}
     name = "equality-kinds" if kinds and len(tables) == 1 else ""
-    return Outcome({**about, "counts": result}, tables, sound=sound, name=name)
+    return Outcome(record, tables, sound=sound, name=name)
 
 
 def _cells(count: Count) -> tuple[str, ...]:

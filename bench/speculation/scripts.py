@@ -56,11 +56,8 @@ class Script:
         for number, (prompt, continuation) in enumerate(known):
             tokens = [*prompt, *continuation]
             wrong = np.random.default_rng([seed, number]).random(len(tokens)) >= acceptance
-            said = [
-                (token + bad) % vocab_size
-                for token, bad in zip(tokens, wrong.tolist(), strict=True)
-            ]
-            self._texts.append(_Text(tokens, said))
+            said = (np.array(tokens) + wrong) % vocab_size
+            self._texts.append(_Text(tokens, said.tolist()))
         self._known: dict[int, tuple[_Text, int]] = {}  # by slot, with the length of its text
 
     def after(self, slot: int, text: Sequence[int], count: int) -> list[int]:

@@ -290,10 +290,7 @@ class Row:
 
 
 def measure(
-    runner: Runner,
-    configs: Sequence[Config],
-    prompts: Sequence[Prompt],
-    sizes: Sizes,
+    runner: Runner, configs: Sequence[Config], prompts: Sequence[Prompt], sizes: Sizes
 ) -> Measured:
     """Run all ways and plain decoding on all batches.
 
