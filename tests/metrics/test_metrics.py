@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -36,7 +35,7 @@ class Readable(Metrics):
 
     def __init__(self) -> None:
         self.now = 1000.0
-        super().__init__(CollectorRegistry(), clock=lambda: self.now)
+        super().__init__(clock=lambda: self.now)
 
     def value(self, name: str, /, **labels: str) -> float:
         value = self.registry.get_sample_value(f"specops_{name}", labels)

@@ -40,24 +40,23 @@ class Metrics(Series):
     A label value that `series` does not list raises KeyError, so their number is bounded.
 
     Args:
-        registry: registry of the series; a new one by default.
         max_k_draft: number of draft positions with separate counters.
         volume: a folder on the volume that holds the models.
         clock: returns seconds, for the window over the last minute.
 
     Attributes:
+        registry: holds the series.
         failures: counts the failures of callbacks.
     """
 
     def __init__(
         self,
-        registry: CollectorRegistry | None = None,
         *,
         max_k_draft: int = 8,
         volume: Path = Path(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.registry = registry or CollectorRegistry()
+        self.registry = CollectorRegistry()
         super().__init__(self.registry, max_k_draft)
         self.failures = Failures(lambda where: self.callback_failures[where].inc())
         self._last_minute = _LastMinute(clock)
