@@ -260,7 +260,7 @@ class Recorder:
             tally.prompts.append(prompt)
 
     def restart(self) -> None:
-        """Forget all results; a run with one stage starts anew."""
+        """Forget all results; a run with one stage starts over."""
         self.count_users()
         if len(self.stages) == 1:
             self.started = time.time()

@@ -66,7 +66,7 @@ class Report:
 
     @property
     def cancelled(self) -> str:
-        """What the cancelled requests were, for the end of a sentence."""
+        """A clause that says why requests were cancelled, for the end of a sentence."""
         if self.options.kind_of_prompt == EDITOR:
             return "suggestions were cancelled by the next key"
         return "requests were cut off at the end of the run"

@@ -27,13 +27,13 @@ FILES = (
     "loadtest/protocols.py",
 )
 THREADS, SLOTS, CONTEXT, KV_TOKENS = 2, 4, 8192, 32_768  # the context of the presets
-OURS, BESIDE, LLAMA = "specops", f"beside {CHATS} chats", "llama-server"
+OURS, WITH_CHATS, LLAMA = "specops", f"next to {CHATS} chats", "llama-server"
 _FAMILY = "Qwen/Qwen2.5-"
 _GOALS = {  # maximum seconds, by model
     "Qwen/Qwen2.5-Coder-0.5B": {"line": 0.35, "new line": None, "jump": 0.8},
     "Qwen/Qwen2.5-Coder-1.5B": {"line": 0.9, "new line": None, "jump": 2.2},
 }
-_BESIDE, _FASTER = 2.0, 1.5
+_SLOWER, _FASTER = 2.0, 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def _play(
         plain(file, file.parent), context=CONTEXT, kv_tokens=KV_TOKENS, slots=SLOTS,
         threads=THREADS, prefix_cache="client", drafter="none",
     )  # fmt: skip
-    for side in (OURS, BESIDE, LLAMA):
+    for side in (OURS, WITH_CHATS, LLAMA):
         progress(f"{name}: {side}")
         done, answers = Flag(), list[Answer]()
         if side == LLAMA:
@@ -72,14 +72,14 @@ def _play(
             served = serving(environment(settings))
         with served as server:
             talks = following(server.port, chats([*files.values()], done, answers))
-            with talks if side == BESIDE else nullcontext():
+            with talks if side == WITH_CHATS else nullcontext():
                 try:
                     found[side] = asyncio.run(play(server.port, [*strokes(events)]))
                 finally:
                     done.set()
         if bad := [one for one in answers if one.status != 200 or not one.whole]:
             raise ServerError(f"a chat failed: {bad[0].status} {bad[0].problem} {bad[0].body!r}")
-        if side == BESIDE and len(answers) < 2 * CHATS:
+        if side == WITH_CHATS and len(answers) < 2 * CHATS:
             raise ServerError("the chats ended before the trace")
     return found
 
@@ -93,13 +93,13 @@ def outcome(plan: Plan, played: Mapping[str, Mapping[str, Played]]) -> Outcome:
                 continue
             seconds = {side: Summary.of(item.seconds[kind]) for side, item in sides.items()}
             read = [f"{Summary.of(sides[side].read[kind]).median:.0f}" for side in (OURS, LLAMA)]
-            ours, beside, theirs = (summary.median for summary in seconds.values())
+            ours, busy, theirs = (summary.median for summary in seconds.values())
             shown = [summary.spread() for summary in seconds.values()]
             what = f"{name.removeprefix(_FAMILY)}, {kind}"
             rows.append((what, *shown, f"{theirs / ours:.2f}", *read))
             if goal:
                 targets.append(Target(f"{what}, s", goal, ours, at_most=True))
-                targets.append(Target(f"{what}, {BESIDE}", _BESIDE, beside / ours, at_most=True))
+                targets.append(Target(f"{what}, {WITH_CHATS}", _SLOWER, busy / ours, at_most=True))
                 targets.append(Target(f"{what}, over {LLAMA}", _FASTER, theirs / ours))
     gone = [
         f"{side} {item.cancelled} of {item.hasty}"
@@ -114,7 +114,7 @@ def outcome(plan: Plan, played: Mapping[str, Mapping[str, Played]]) -> Outcome:
         f"{OURS} cuts prompts to what it can read in t_max_prompt_ms, which {LLAMA} ignores",
         "plain decoding: a random model repeats itself more than any real one",
     )
-    columns = ("keystroke", OURS, BESIDE, LLAMA, "times", "read", f"read, {LLAMA}")
+    columns = ("keystroke", OURS, WITH_CHATS, LLAMA, "times", "read", f"read, {LLAMA}")
     table = Table("Suggestions in an editor", columns, rows, notes)
     record = {
         name: {side: asdict(one) for side, one in sides.items()} for name, sides in played.items()

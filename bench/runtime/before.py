@@ -47,7 +47,7 @@ class Plan:
             steps("1 request of 4 tokens", 1, 3),
             steps("4 requests of 4 tokens", 4, 3),
             Case("prompt of 512", lambda worker: worker.ask("prompt", tokens=512)),
-            Case("a token of prompts beside 4 streams, or of those",
+            Case("prompts next to 4 streams, per token of both",
                  lambda worker: worker.ask("mixed", **mixed), seldom=True),
         ]  # fmt: skip
 

@@ -102,24 +102,24 @@ def measure(model: BenchModel, prompts: Sequence[Prompt], plan: Plan) -> dict[Ce
     models = {
         one for chain in drafters.values() for one in chain if isinstance(one, GuessingDrafter)
     }
-    beside = ScriptedLookup(Script(_BESIDE, known, vocab_size=engine.info.vocab_size, seed=1))
+    lookup = ScriptedLookup(Script(_BESIDE, known, vocab_size=engine.info.vocab_size, seed=1))
     for level in plan.levels:
         script = Script(level, known, vocab_size=engine.info.vocab_size)
         chains: dict[str, tuple[Drafter, ...]] = {ScriptedLookup.name: (ScriptedLookup(script),)}
         for drafter in models:
             follow(drafter, script)
-            chains |= {drafter.name: (drafter,), f"lookup and {drafter.name}": (beside, drafter)}
+            chains |= {drafter.name: (drafter,), f"lookup and {drafter.name}": (lookup, drafter)}
         for name, chain in chains.items():
             drafters[name] = chain  # type: ignore[index]
             configs = [Config(name, k) for k in plan.lengths]
             configs.append(Config(name, max(plan.lengths), adaptive=True))
             for clients in plan.clients:
                 progress(f"{name}, {clients} clients, simulated acceptance {level:g}")
-                anew = Runner(engine, max(plan.lengths))  # with new controllers
+                fresh = Runner(engine, max(plan.lengths))  # has new controllers
                 some = texts[: max(plan.prompts, clients)]
                 rounds = plan.steps * clients // (len(some) * plan.new_tokens)
                 sizes = Sizes(plan.new_tokens, max(plan.rounds, rounds), clients)
-                found[name, clients, level] = ways.measure(anew, configs, some, sizes)
+                found[name, clients, level] = ways.measure(fresh, configs, some, sizes)
     return found
 
 

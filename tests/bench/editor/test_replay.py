@@ -59,7 +59,7 @@ def test_the_table_has_a_row_for_each_kind_and_the_targets() -> None:
     name, kinds = "Qwen/Qwen2.5-Coder-0.5B", ("line", "jump")
     sides = {
         side: Played({kind: [factor * 0.3] for kind in kinds}, {kind: [TOKENS] for kind in kinds})
-        for side, factor in ((editor.OURS, 1.0), (editor.BESIDE, 2.5), (editor.LLAMA, 2.0))
+        for side, factor in ((editor.OURS, 1.0), (editor.WITH_CHATS, 2.5), (editor.LLAMA, 2.0))
     }
     found = editor.outcome(editor.QUICK, {name: sides})
     rows = [(row[0], row[4]) for row in found.tables[0].rows]
