@@ -3,7 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,12 @@ from bench.tools.worker import Worker
 from specops.runtime.kernels import BLOCK_TOKENS, NAMES, block_bytes
 from specops.system.cpus import available_threads
 
-SHAPES = {  # layers, heads, key-value heads, head size
-    "SmolLM2-135M": (30, 9, 3, 64),
-    "Qwen3-0.6B": (28, 16, 8, 128),
-    "TinyLlama": (22, 32, 4, 64),
-    "Phi-3": (32, 32, 32, 96),
-    "Gemma 3 270M": (18, 4, 1, 256),
+SHAPES = {  # layers, heads, key-value heads, head size, context
+    "SmolLM2-135M": (30, 9, 3, 64, 8192),
+    "Qwen3-0.6B": (28, 16, 8, 128, 40960),
+    "TinyLlama": (22, 32, 4, 64, 2048),
+    "Phi-3": (32, 32, 32, 96, 4096),
+    "Gemma 3 270M": (18, 4, 1, 256, 32768),
 }
 ROWS = {  # requests, tokens of each, whether they share a prefix
     "1 token": (1, 1, False),
@@ -76,23 +76,28 @@ def run(shapes: Sequence[str], other: Path, plan: Plan) -> Outcome:
     tables, result = [], {}
     for shape in shapes:
         progress(f"attention of {shape}")
-        turns = Turns()
+        own, turns = replace(plan, pasts=_within(shape, plan.pasts)), Turns()
         with contextlib.ExitStack() as stack:
             workers = {}
             for side, python in commands.items():
                 command = (python, "-m", "bench.runtime.attention_worker")
                 workers[side] = stack.enter_context(Worker(side, command))
-                asked = dict(zip(names, SHAPES[shape], strict=True))
+                asked = dict(zip(names, SHAPES[shape][:-1], strict=True))
                 workers[side].ask("load", threads=available_threads(), **asked)
             sides = {
                 _name(kernel, side, dtype): _Side(workers[side], {"kernel": kernel, "dtype": dtype})
                 for kernel, (side, dtype) in product(_KERNELS, _SIDES)
             }
             bandwidth = workers[OURS].ask("bandwidth")
-            turns.measure(sides, _cases(plan), plan.rounds)
-        tables.append(_table(shape, turns, plan, bandwidth))
+            turns.measure(sides, _cases(own), own.rounds)
+        tables.append(_table(shape, turns, own, bandwidth))
         result[shape] = {"bytes_per_second": bandwidth, "milliseconds": turns.ms}
     return Outcome({"other": other.name, "shapes": result}, tables)
+
+
+def _within(shape: str, pasts: Sequence[int]) -> tuple[int, ...]:
+    """The pasts that the shape's context has room for."""
+    return tuple(past for past in pasts if past < SHAPES[shape][-1])
 
 
 def _name(kernel: str, side: str, dtype: str) -> str:
@@ -114,7 +119,7 @@ def _cases(plan: Plan) -> list[Case]:
 
 
 def _table(shape: str, turns: Turns, plan: Plan, bandwidth: float) -> Table:
-    layers, _, kv_heads, size = SHAPES[shape]
+    layers, _, kv_heads, size, _ = SHAPES[shape]
     rows = []
     for kernel, past, name in product(_KERNELS, plan.pasts, ROWS):
         title, (requests, _, shared) = _title(past, name), ROWS[name]
