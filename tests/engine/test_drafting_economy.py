@@ -250,6 +250,26 @@ def test_short_answers_are_drafted_as_fast_as_by_the_best_length(right: float) -
     assert min(seconds.values()) / seconds[8] > 0.96
 
 
+def test_what_a_request_takes_to_come_and_to_end_is_not_counted_as_its_tokens_time() -> None:
+    target = SimulatedTarget(reuse=PrefixSharing.OFF)
+    scheduler = make_scheduler(target, [Lookup(0.7)])
+    asked = {"drafter": "suffix", "k_draft": 4, "adaptive": True}
+    waiting = [make_request(4, 12 + each % 16, **asked) for each in range(120)]
+    for request in waiting[:4]:
+        scheduler.add(request)
+    del waiting[:4]
+    while scheduler.busy:
+        step = scheduler.step()
+        target.clock.now += 1e-3  # the rest of every step
+        for output in step.outputs:
+            if output.finish is not None:
+                target.clock.now += 5e-3
+                if waiting:
+                    scheduler.add(waiting.pop())
+    assert scheduler.controller.overhead.seconds(4) == pytest.approx(1e-3, rel=0.02)
+    assert scheduler.controller.overhead.seconds(4, 8, 10) == pytest.approx(1e-3, rel=0.1)
+
+
 @pytest.mark.parametrize("requests", [1, 8])
 @pytest.mark.parametrize("rest", [Rest(), Rest(60e-6, draft_token=60e-6), Rest(token=500e-6)])
 def test_by_whole_steps_it_is_never_slower_than_plain_decoding(rest: Rest, requests: int) -> None:

@@ -105,8 +105,9 @@ class Scheduler:
         self._next_deadline = _NO_BOUND  # no request in flight has an earlier one
         self._left: list[RequestState] = []  # requests that ended while they waited
         self._ends = False  # a request has ended between two steps
-        # The latest step that only decoded: what `Overhead.observe` takes, where the seconds are
-        # counted from. It lasts until the next one begins.
+        # The latest step that only decoded, and where its seconds are counted from, until the next
+        # one begins; see `Overhead.observe`. A request that comes or ends takes as long as many
+        # tokens: such steps do not count.
         self._decoded: tuple[int, int, int, float] | None = None
         self._choosing = 0.0  # seconds in this step to choose tokens, and to learn from drafts
 
@@ -140,6 +141,7 @@ class Scheduler:
             drafters=self.drafters.get(request.drafter, ()),
         )
         self._in_flight[request.request_id] = state
+        self._decoded = None
         self._next_deadline = min(self._next_deadline, request.deadline)
         self.waiting.add(state)
 
@@ -164,7 +166,7 @@ class Scheduler:
             requests, drafted, tokens, begun = self._decoded
             self.controller.overhead.observe(requests, drafted, tokens, started - begun - reading)
         self._decoded, self._choosing = None, 0.0
-        preempted = self._slots.preemptions
+        preempted, before = self._slots.preemptions, len(self._in_flight)
         self._expire(step, started)
         self._slots.admit(self.waiting)
         batch, scheduled = self._planner.plan(step, started)
@@ -173,7 +175,7 @@ class Scheduler:
             self._run(step, batch, scheduled, started)
         self._retire(step)
         self._note_load(step)
-        if step.decoding and not step.prompt_tokens and self.busy:
+        if step.decoding and not step.prompt_tokens and len(self._in_flight) == before:
             begun = started + step.seconds + step.draft_seconds - reading + self._choosing
             self._decoded = step.decoding, step.draft_tokens, step.emitted_tokens, begun
         return step
