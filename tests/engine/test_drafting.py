@@ -340,7 +340,7 @@ def test_a_request_whose_drafter_is_not_worth_asking_is_declined() -> None:
     fresh, dull = (decoding("model", adaptive=True) for _ in range(2))
     controller.asked("model", NO_DRAFT)
     dull.speculation.credits["model"] = credit = Credit()
-    credit.book(-1.0, 1.0, 0.0)
+    credit.book(-1.0, 1.0, 0.0, covered=0.9)
     asked, declined = propose(chains(model), controller, fresh, dull)
     assert (len(draft_of(asked).tokens), told(asked)) == (2, (None, None))
     assert (declined.tokens, declined.state.may_draft(controller.now)) == ([5], False)

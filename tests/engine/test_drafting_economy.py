@@ -250,6 +250,40 @@ def test_short_answers_are_drafted_as_fast_as_by_the_best_length(right: float) -
     assert min(seconds.values()) / seconds[8] > 0.96
 
 
+class Shared(Lookup):
+    """Takes time whenever it is asked, and little more for each request."""
+
+    def __init__(self, clock: Clock, fixed: float, each: float) -> None:
+        super().__init__(0.9, most=8)
+        self._clock, self._fixed, self._each = clock, fixed, each
+
+    def propose(self, contexts: Sequence[DraftContext]) -> list[Draft]:
+        self._clock.now += self._fixed + self._each * len(contexts)
+        return super().propose(contexts)
+
+
+@pytest.mark.parametrize(("fixed", "each"), [(100e-6, 8e-6), (30e-6, 20e-6)])
+def test_requests_go_on_drafting_together_where_it_does_not_pay_for_one_alone(
+    fixed: float, each: float
+) -> None:
+    """Each stopped after one rejected draft, so that it no longer paid for the others."""
+    seconds = {}
+    for most, adaptive in ((0, False), (2, False), (4, False), (8, True)):
+        target = SimulatedTarget(
+            text=Text(surprise=0.0), reuse=PrefixSharing.OFF, costs=tinyllama(0.02),
+            rest=Rest(30e-6, 4e-6, 1e-6, 4e-6),
+        )  # fmt: skip
+        drafter = Shared(target.clock, fixed, each)
+        scheduler = make_scheduler(target, [drafter], costs=tinyllama(0.02))
+        asked = {"drafter": "suffix" if most else "none", "k_draft": most, "adaptive": adaptive}
+        for answers in (48, 96):  # those of the first ones are for learning
+            begun = target.clock.now
+            serve(scheduler, *(make_request(4, 32 + 7 * n % 32, **asked) for n in range(answers)))
+            seconds[most] = target.clock.now - begun
+    assert seconds[0] / seconds[8] > 1.03
+    assert min(seconds.values()) / seconds[8] > 0.99
+
+
 def test_what_a_request_takes_to_come_and_to_end_is_not_counted_as_its_tokens_time() -> None:
     target = SimulatedTarget(reuse=PrefixSharing.OFF)
     scheduler = make_scheduler(target, [Lookup(0.7)])

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from operator import mul
+from operator import add, mul, truediv
 from typing import NamedTuple
 
 from specops.runtime.cost_model import CostModel, mean_with
@@ -199,8 +199,8 @@ class Controller:
             return 0.0
         if (own := speculation.credits.get(drafter)) is None:
             little = account.asking < SHARE * _SHORT_ANSWER * self._token
-            return 0.0 if little and not account.reads else account.credit.due
-        return own.due
+            return 0.0 if little and not account.reads else account.credit.due()
+        return own.due(account.credit.covers(_OWN_PATIENCE * self._pass))
 
     def min_reach(self, requests: int, prompt_tokens: int = 0) -> float:
         """The lowest probability of being reached at which `choose` can admit a place.
@@ -234,24 +234,25 @@ class Controller:
             prompt_tokens: number of prompt tokens in the pass. They widen it, and each draft token
                 widens it further.
         """
-        lengths, places = [0] * len(proposals), list[tuple[float, int, int]]()
+        lengths, places = [0] * len(proposals), list[tuple[float, int]]()
+        least = self.min_reach(len(proposals), prompt_tokens)
         for index, item in enumerate(proposals):
             if not item.speculation.adaptive:
                 lengths[index] = len(item.draft.tokens)
                 continue
-            reached = enumerate(accumulate(item.draft.accept_probs, mul))
-            places += [(-reach, index, place) for place, reach in reached if reach >= MIN_REACH]
+            reached = accumulate(item.draft.accept_probs, mul)
+            places += [(-reach, index) for reach in reached if reach >= least]
         if places and self._drafted < min(_PLAIN_STEPS, _FIRST_PLAIN + self._steps // 2):
             places.sort()
             admitted = self._admitted(proposals, places, sum(lengths), prompt_tokens)
-            for _, index, position in places[:admitted]:
-                lengths[index] = position + 1
+            for _, index in places[:admitted]:
+                lengths[index] += 1
         return lengths
 
     def _admitted(
         self,
         proposals: Sequence[Proposal],
-        places: Sequence[tuple[float, int, int]],
+        places: Sequence[tuple[float, int]],
         fixed: int,
         prompt_tokens: int,
     ) -> int:
@@ -263,8 +264,8 @@ class Controller:
 
         Args:
             proposals: one for each decoding request in the pass.
-            places: minus the probability that it is reached, index of the request and position in
-                its draft; the most likely first.
+            places: minus the probability that it is reached, and index of the request; the most
+                likely first.
             fixed: number of draft tokens that are verified in any case.
             prompt_tokens: number of prompt tokens in the pass.
         """
@@ -277,14 +278,13 @@ class Controller:
         first, last = count + fixed, count + fixed + len(places)
         costs = self._costs_up_to(last + prompt_tokens)
         # By number of places: the expected tokens, and the seconds outside the pass.
-        tokens = [*accumulate([-missed for missed, *_ in places], initial=count)]
+        tokens = [*accumulate([-missed for missed, _ in places], initial=count)]
         adds = [  # cost of a place, and of its token if it is reached
-            row + per_place[index] - missed * per_token[index] for missed, index, _ in places
+            row + per_place[index] - missed * per_token[index] for missed, index in places
         ]
         adds[0] += 0.0 if fixed else self.overhead.drafting
         seconds = [*accumulate(adds, initial=extra)]
-        steps = zip(tokens, seconds, costs[first : last + 1], strict=True)
-        worth = [came / (cost + more) for came, more, cost in steps]
+        worth = [*map(truediv, tokens, map(add, seconds, costs[first : last + 1]))]
         if prompt_tokens:
             rate, costs = max(worth), costs[first + prompt_tokens : last + prompt_tokens + 1]
             steps = zip(tokens, seconds, costs, strict=True)
@@ -388,7 +388,7 @@ class Controller:
             Whether the drafter has started to pay.
         """
         account = self._account(drafter)
-        used_up = not account.credit.seconds
+        used_up = account.credit.seconds <= 0
         seconds = sum([asking for _, asking, _ in items]) / len(items)
         account.asks += 1
         if learned := account.asks > _FIRST_ASKS:  # it may have waited for a core
@@ -401,10 +401,11 @@ class Controller:
         account.credit.book(total, _PATIENCE * self._pass, self.now)
         own = seconds if learned or not account.credit.seconds else 0.0
         most = _OWN_PATIENCE * self._pass
+        covered = account.credit.covers(most)
         for speculation, _, gain in items:
             if (credit := speculation.credits.get(drafter)) is None:
-                credit = speculation.credits[drafter] = account.credit.share(most / count)
-            credit.book(gain - own, most, self.now, 1 / count)
+                credit = speculation.credits[drafter] = account.credit.of_request()
+            credit.book(gain - own, most, self.now, 1 / count, covered)
         return used_up and account.credit.seconds > 0
 
     def _plain(self, requests: int, work: float = 0.0) -> float:

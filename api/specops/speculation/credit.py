@@ -2,9 +2,12 @@
 
 Accounts decide whether a drafter is asked. Each drafter has one account over all requests, and each
 request has one for every drafter that it has asked. While the balance lasts, the drafter is asked.
-Once it is used up, the drafter is tried again after a wait, in case the text has changed. The wait
-depends on the last loss, and grows until asking takes only a small share of the time. Meanwhile the
-request rests: its steps are those of a request without a drafter.
+A request may overdraw its account by what the drafter's common one can cover: one rejected draft
+proves nothing, and drafts pay best if all requests draft together.
+
+Once a balance is used up, the drafter is tried again after a wait, in case the text has changed.
+The wait depends on the last loss, and grows until asking takes only a small share of the time.
+Meanwhile the request rests: its steps are those of a request without a drafter.
 """
 
 from __future__ import annotations
@@ -27,25 +30,30 @@ class Credit:
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds = seconds
-        self._due = 0.0  # when to ask again; the balance itself never falls below 0
+        self._due = 0.0  # when to ask again
         self._losses = 0  # how often the balance was used up since it was half full
 
-    def share(self, most: float) -> Credit:
-        """A new request's account, with half of this balance, but at most half of `most`.
+    def of_request(self) -> Credit:
+        """A new request's account.
 
         The drafter is asked again soon, however often it did not pay for others: it may pay for
         this text.
         """
-        own = Credit(min(self.seconds, most) / 2)
+        own = Credit()
         own._losses = min(self._losses, _INHERITED)
         return own
 
-    @property
-    def due(self) -> float:
-        """When the drafter may be tried again; 0 while it pays."""
-        return 0.0 if self.seconds > 0 else self._due
+    def covers(self, most: float) -> float:
+        """Seconds by which each request may overdraw its own account, at most half of `most`."""
+        return min(self.seconds, most) / 2
 
-    def book(self, net: float, most: float, now: float, share: float = 1.0) -> None:
+    def due(self, covered: float = 0.0) -> float:
+        """When the drafter may be tried again; 0 while it pays, or its loss is covered."""
+        return 0.0 if self.seconds + covered > 0 else self._due
+
+    def book(
+        self, net: float, most: float, now: float, share: float = 1.0, covered: float = 0.0
+    ) -> None:
         """Book the drafter's gain minus its cost.
 
         Args:
@@ -53,16 +61,16 @@ class Credit:
             most: maximum balance, and the maximum loss that waiting has to make up for.
             now: the current time.
             share: this account's part of the time that may be lost, of all accounts that wait.
+            covered: seconds by which it may be overdrawn.
         """
         self.seconds = min(self.seconds + net, most)
         if self.seconds > most / 2:
             self._losses = 0
-        if self.seconds < 0:
+        if (lost := -self.seconds - covered) > 0:
             self._losses += 1
             part = share * max(SHARE, _FIRST_SHARE * 0.5**self._losses)
-            due = max(self._due, now) - self.seconds / part
-            self._due = min(due, now + most / (share * SHARE))
-            self.seconds = 0.0
+            self._due = min(max(self._due, now) + lost / part, now + most / (share * SHARE))
+            self.seconds = -covered
 
 
 @dataclass(slots=True)
