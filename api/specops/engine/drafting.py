@@ -158,7 +158,8 @@ class Drafting:
                 continue
             for drafter in state.chain:
                 if (
-                    self.controller.asks(state.speculation, drafter.name)
+                    drafter.lags
+                    and self.controller.asks(state.speculation, drafter.name)
                     and not self._call(drafter, True, drafter.is_synced, state.slot, state.tokens)
                     and self.controller.reads(drafter.name, state.speculation)
                 ):
@@ -250,15 +251,18 @@ class Drafting:
 
         Each request keeps the better one of what it has. Returns the number of requests.
         """
-        asked, contexts = list[Proposal](), list[DraftContext]()
+        asked, contexts = list[tuple[Proposal, Drafter]](), list[DraftContext]()
         for item, proposal in asking:
             state, own, draft = item.state, proposal.speculation, proposal.draft
             if (
                 drafter in state.chain
                 and self.controller.asks(own, drafter.name, draft, token_seconds)
-                and self._call(drafter, False, drafter.is_synced, item.slot, proposal.text)
+                and (
+                    not drafter.lags
+                    or self._call(drafter, False, drafter.is_synced, item.slot, proposal.text)
+                )
             ):
-                asked.append(proposal)
+                asked.append((proposal, state.chain[0]))
                 contexts.append(
                     DraftContext(
                         item.slot, proposal.text, proposal.most, state.rng, state.request.sampling,
@@ -271,8 +275,9 @@ class Drafting:
         begun = self._clock()
         drafts = self._call(drafter, [NO_DRAFT] * len(asked), drafter.propose, contexts)
         self._proposing += (seconds := self._clock() - begun)
-        for proposal, found in zip(asked, drafts, strict=True):
-            self.controller.asked(drafter.name, found)
+        for (proposal, first), found in zip(asked, drafts, strict=True):
+            if drafter is not first:  # its promises decide whether it is asked after others
+                self.controller.asked(drafter.name, found)
             if proposal.speculation.adaptive:
                 attempt = Attempt(drafter.name, proposal.draft, seconds / len(asked))
                 proposal.attempts = [*proposal.attempts, attempt]

@@ -74,11 +74,16 @@ class Drafter(ABC):
         name: its name in requests, statistics and metrics.
         draws: whether it draws tokens by the target's noise if the target draws.
         follows: whether it gets the target's states of every text that it has begun, asked or not.
+        lags: whether it has texts to read, so that `is_synced` may be false.
     """
 
     name: ClassVar[str]
     draws: ClassVar[bool] = False
     follows: ClassVar[bool] = False
+    lags: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        cls.lags = cls.is_synced is not Drafter.is_synced
 
     def begin(self, slot: int, tokens: Sequence[int], client: str) -> None:  # noqa: B027
         """Start a client's request in a free slot.
