@@ -142,6 +142,9 @@ class Runner:
     ) -> Batch:
         """Answer prompts with the way's own controller.
 
+        Several clients' answers have unequal lengths, as users' have. Equal ones would begin and
+        end together with plain decoding alone, and then all prompts share a pass.
+
         Args:
             prompts: the prompts.
             config: the way to decode them.
@@ -152,7 +155,11 @@ class Runner:
         if config not in self._controllers:
             self._controllers[config] = Controller(scheduler.cost_model, self._max_k)
         scheduler.controller = self._controllers[config]
-        requests = [self.request(prompt, config, new_tokens) for prompt in prompts]
+        lengths = [new_tokens] * len(prompts)
+        if at_once > 1 and not self._chat:
+            lengths = Random(0).choices(range(-(-new_tokens // 2), new_tokens + 1), k=len(prompts))
+        asked = zip(prompts, lengths, strict=True)
+        requests = [self.request(prompt, config, length) for prompt, length in asked]
         return run_together(self.engine, requests, at_once)
 
 
