@@ -52,14 +52,18 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much to measure: at most `each` questions of every kind and language."""
+    """How much to measure: at most `each` questions of every kind and language.
+
+    With several clients one round is too short: the same rows differed by 0.1 between two runs.
+    """
 
     each: int
-    sizes: Sizes
+    sizes: Sizes  # for one client
+    rounds: int  # for several
 
 
-FULL = Plan(25, Sizes(new_tokens=200))
-QUICK = Plan(1, Sizes(new_tokens=48))
+FULL = Plan(25, Sizes(new_tokens=200), rounds=3)
+QUICK = Plan(1, Sizes(new_tokens=48), rounds=1)
 
 
 def questions(part: str = HELD_OUT, each: int | None = None) -> list[Question]:
@@ -97,31 +101,32 @@ def run(model: BenchModel, plan: Plan, *, part: str = HELD_OUT) -> Outcome:
     ]
     english = {question.text for question in asked if question.language == ENGLISH}
     found = {
-        name: _measured(runner, some, plan.sizes, english)
+        name: _measured(runner, some, plan, english)
         for name, some in ((GREEDY, prompts), (SAMPLED, drawn))
     }
-    return outcome(model, found, plan.sizes, f"{len(asked)} questions ({part})")
+    which = f"{len(asked)} questions ({part})"
+    return outcome(model, found, plan.sizes, f"{which}, {plan.rounds} times with several clients,")
 
 
 def _measured(
-    runner: Runner, prompts: Sequence[Prompt], sizes: Sizes, english: Collection[str]
+    runner: Runner, prompts: Sequence[Prompt], plan: Plan, english: Collection[str]
 ) -> dict[str, Measured]:
     """Measure with one client, then answers with and without repetition with several.
 
     Args:
         runner: runs the requests.
         prompts: the questions.
-        sizes: how much to measure.
+        plan: how much to measure.
         english: texts of the English questions.
     """
-    alone = ways.measure(runner, [runner.own], prompts, sizes)
+    alone = ways.measure(runner, [runner.own], prompts, plan.sizes)
     found = parted(alone, english)
     fresh = {batch[0].text for batch in found[FRESH].batches} if FRESH in found else set()
     for clients in AT_ONCE:
         for name, wanted in ((FRESH, True), (REST, False)):
             some = [prompt for prompt in prompts if (prompt.text in fresh) is wanted]
             if len(some) >= clients:
-                together = replace(sizes, at_once=clients)
+                together = replace(plan.sizes, at_once=clients, rounds=plan.rounds)
                 row = f"{name}, {clients} clients"
                 found[row] = ways.measure(runner, [runner.own], some, together)
     return found
