@@ -43,7 +43,7 @@ class Plan:
     passes: int  # per side and round; their median counts
 
 
-FULL, QUICK = Plan((500, 2000, 4000, 7000), 5, 5), Plan((500,), 1, 1)
+FULL, QUICK = Plan((500, 2000, 4000, 7000), 3, 3), Plan((500,), 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
