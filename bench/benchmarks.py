@@ -142,8 +142,7 @@ BENCHMARKS = {
         "whole requests over HTTP, against the same peers",
     ),
     "long": Benchmark(
-        lambda o, plan: long.run(configured(CHAT), plan, other=o.other, kernels=o.kernels),
-        long.FULL, long.QUICK,
+        long.run, long.FULL, long.QUICK,
         "long prompts and texts over HTTP, with an int8 cache, against another checkout's float16",
     ),
     "order": Benchmark(
@@ -196,13 +195,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only",
         default="",
-        help="adaptive, attention, caps, equality, shapes, mtp: cases whose names contain this, "
-        "or one of A,B,C",
+        help="adaptive, attention, caps, equality, long, shapes, mtp: cases whose names contain "
+        f"this, or one of A,B,C (long: by default only the configured model, not {long.SHAPE})",
     )
+    flag("--llama", "long: first tokens of llama.cpp with a q8_0 cache, too; installs it first")
     flag("--soak", "caps: ten minutes of load from six clients")
     flag("--at-once", f"caps: {caps.AT_ONCE} requests of 200 + 64 tokens must run at once")
     parser.add_argument(
         "--cache", type=Path, default=CACHE,
-        help="caps, equality, shapes, mtp, editor, peers, serving, quality: "
+        help="caps, equality, shapes, mtp, editor, long, peers, serving, quality: "
         "folder for models and installed peers (default: %(default)s)",
     )  # fmt: skip

@@ -246,10 +246,7 @@ def _random_head(kind: str, target: Path) -> Path:
     return folder
 
 
-_WRITERS = LAYER_KINDS | {
-    TINYLLAMA: tinyllama_checkpoint,
-    LLAMA_160M: _llama_160m_checkpoint,
-}
+_WRITERS = LAYER_KINDS | {TINYLLAMA: tinyllama_checkpoint, LLAMA_160M: _llama_160m_checkpoint}
 
 
 def _write_tokenizer(checkpoint: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Event as Flag
 
 from bench.editor.llama_server import llama_server, llama_serving
-from bench.editor.models import KIND, coder
+from bench.editor.models import KIND, qwen
 from bench.editor.replay import CHATS, TOKENS, Played, chats, play, strokes
 from bench.models import plain
 from bench.serving.load import Answer, ServerError, following
@@ -58,7 +58,7 @@ def run(plan: Plan, cache: Path) -> Outcome:
 def _play(
     name: str, files: Mapping[str, str], events: Sequence[Event], cache: Path
 ) -> dict[str, Played]:
-    file, executable, found = coder(name, cache), llama_server(cache), dict[str, Played]()
+    file, executable, found = qwen(name, cache), llama_server(cache), dict[str, Played]()
     settings = replace(
         plain(file, file.parent), context=CONTEXT, kv_tokens=KV_TOKENS, slots=SLOTS,
         threads=THREADS, prefix_cache="client", drafter="none",

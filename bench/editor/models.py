@@ -1,4 +1,4 @@
-"""The models of the editor benchmark: Qwen2.5-Coder's shapes, random weights, GGUF in 4 bits.
+"""Qwen's shapes with random weights as GGUF files in 4 bits, for comparisons with llama.cpp.
 
 llama.cpp's quantizer writes the file, and both sides read it. The vocabulary is Qwen2's, from
 llama.cpp's source archive, plus the infill tokens that it lacks.
@@ -28,8 +28,8 @@ _GAP = {  # Qwen2.5's ids
 }
 
 
-def coder(name: str, cache: Path) -> Path:
-    """The GGUF of a repository's shape. The first call writes it, which takes minutes."""
+def qwen(name: str, cache: Path) -> Path:
+    """The GGUF of a Qwen repository's shape. The first call writes it, which takes minutes."""
     home = current_folder(cache, "editor")
     file = home / f"{name.rpartition('/')[2]}-{KIND}.gguf"
     if file.is_file():

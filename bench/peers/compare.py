@@ -202,7 +202,7 @@ class Measured:
 
 @contextlib.contextmanager
 def loaded(
-    name: str, side: SideProcess, rows: int = _ROWS, capacity: int = _CAPACITY
+    name: str, side: SideProcess, rows: int = _ROWS, capacity: int = _CAPACITY, **more: int
 ) -> Iterator[tuple[Worker, str]]:
     """Start a process and load its model.
 
@@ -211,12 +211,13 @@ def loaded(
         side: how to start it.
         rows: number of sequences.
         capacity: tokens per sequence.
+        more: further options of its `load`.
 
     Yields:
         The process, and the name and version of its engine.
     """
     with Worker(name, side.command, side.environment) as worker:
-        sizes = {"threads": THREADS, "rows": rows, "capacity": capacity}
+        sizes = {"threads": THREADS, "rows": rows, "capacity": capacity, **more}
         yield worker, worker.ask("load", model=side.model, **sizes)
 
 

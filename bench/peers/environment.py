@@ -60,7 +60,8 @@ def install(home: Path = HOME, packages: tuple[str, ...] = PINNED) -> Path:
     _run([sys.executable, "-m", "venv", "--without-pip", str(venv)])
     wheels = home / "wheels"  # keeps compiled wheels for the next installation
     wheels.mkdir(exist_ok=True)
-    pip = [sys.executable, "-m", "pip", "--python", str(python(home))]
+    # A wheel in pip's cache may have been compiled for other processors, with other options.
+    pip = [sys.executable, "-m", "pip", "--no-cache-dir", "--python", str(python(home))]
     _run([*pip, "wheel", "--find-links", str(wheels), "--wheel-dir", str(wheels), *packages])
     _run([*pip, "install", "--no-index", "--find-links", str(wheels), *packages])
     (venv / "installed.txt").write_text("\n".join(packages) + "\n", encoding="utf-8")

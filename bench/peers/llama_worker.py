@@ -21,7 +21,6 @@ from bench.peers.protocol import Pass, Side, prompt
 from bench.tools.worker import serve
 
 _DECODED = 0
-_MAX_BATCH = 2048
 
 
 class LlamaSide(Side):
@@ -31,8 +30,8 @@ class LlamaSide(Side):
     request. Requests that arrive together need no scheduling, so this is llama.cpp's minimum time.
     """
 
-    def load(self, model: str, *, threads: int, rows: int, capacity: int) -> str:
-        """See `Side`."""
+    def load(self, model: str, *, threads: int, rows: int, capacity: int, q8: bool = False) -> str:
+        """See `Side`; `q8`: flash attention, and keys and values in q8_0."""
         llama_cpp.llama_backend_init()
         self._model = llama_cpp.llama_model_load_from_file(
             model.encode(), llama_cpp.llama_model_default_params()
@@ -40,16 +39,19 @@ class LlamaSide(Side):
         if not self._model:
             raise RuntimeError(f"llama.cpp cannot load {model}")
         options = llama_cpp.llama_context_default_params()
-        options.n_ctx = rows * capacity
+        options.n_ctx = options.n_batch = rows * capacity
         options.n_seq_max = rows
         options.n_threads = options.n_threads_batch = threads
+        if q8:
+            options.type_k = options.type_v = llama_cpp.GGML_TYPE_Q8_0
+            options.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
         self._context = llama_cpp.llama_init_from_model(self._model, options)
         if not self._context:
             raise RuntimeError("llama.cpp cannot make a context")
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
         self._rows = rows
-        self._batch = llama_cpp.llama_batch_init(_MAX_BATCH, 0, 1)
+        self._batch = llama_cpp.llama_batch_init(options.n_batch, 0, 1)
         self._lengths = [0] * rows
         return f"llama-cpp-python {llama_cpp.__version__}"
 

@@ -71,9 +71,8 @@ def _client(
             if answer.status == HTTPStatus.TOO_MANY_REQUESTS:
                 seen.refused += 1
                 continue
-            prompt += (
-                answer.checked().events[-1]["generated_text"] + "\n"
-            )  # the last event has the whole text
+            # The last event has the whole text.
+            prompt += answer.checked().events[-1]["generated_text"] + "\n"
             seen.seconds.append(answer.seconds)
 
 

@@ -67,6 +67,11 @@ class HttpSide:
         models = asyncio.run(once(self._port, Ask("/v1/models")))
         self._model = json.loads(models.body)["data"][0]["id"]
 
+    def ask(self, prompts: Prompts, output: int, **more: Any) -> list[Answer]:
+        """Complete answers to concurrent prompts, of `output` tokens each."""
+        asks = [greedy(self._model, prompt, output, **more) for prompt in prompts]
+        return [answer.checked() for answer in asyncio.run(burst(self._port, asks))]
+
     def complete(self, prompts: Prompts, output: int) -> tuple[float, list[list[str]]]:
         """Send all prompts at once, for `output` tokens each.
 
@@ -74,15 +79,14 @@ class HttpSide:
             Seconds from the first request to the end of the last answer, and for each prompt the
             texts of the most likely first tokens, if `output` is 1: probabilities take time.
         """
-        more = {"drafter": "none", "logprobs": _LIKELIEST if output == 1 else None}
-        asks = [greedy(self._model, prompt, output, **more) for prompt in prompts]
-        answers = asyncio.run(burst(self._port, asks))
+        logprobs = _LIKELIEST if output == 1 else None
+        answers = self.ask(prompts, output, drafter="none", logprobs=logprobs)
         return span(answers), [_likeliest(answer, output) for answer in answers]
 
 
 def _likeliest(answer: Answer, output: int) -> list[str]:
     """The most likely first tokens of a complete answer, if it has them."""
-    first, *_, last = answer.checked().events
+    first, *_, last = answer.events
     if (got := last["usage"]["completion_tokens"]) != output:
         raise ServerError(f"{got} tokens came, not {output}")
     logprobs = first["choices"][0]["logprobs"]
