@@ -217,7 +217,6 @@ def load_models(settings: Settings, report: Report) -> LoadedModels:
             Fusion(parts[1][0], runner.given_states) if len(parts) > 1 else None,
             tokens=guessable,
             depth=settings.max_k_draft,
-            calibration=draft.calibration,
             costs=calibrate(runner, _costs_file(file, f"{target.name}-head", settings)),
         )
         head = _eagle_head(draft, make, models[0], tokenizer)

@@ -80,15 +80,11 @@ class EagleFolder:
         path: the folder.
         layers: the target's layers whose inputs it reads.
         tokens: the token ids that it can draft, in the order of its output rows.
-        calibration: for each guess in a row a factor and a summand. They turn the logit of the
-            head's confidence into that of the probability that the guess is accepted. Empty:
-            nothing is known.
     """
 
     path: Path
     layers: tuple[int, ...]
     tokens: tuple[int, ...]
-    calibration: tuple[tuple[float, float], ...]
 
     @property
     def graphs(self) -> list[Path]:
@@ -100,10 +96,7 @@ class EagleFolder:
     def read(cls, path: Path) -> Self:
         """Read the manifest of a conversion, whose checksums were compared."""
         content = json.loads((path / HEAD_MANIFEST).read_text(encoding="utf-8"))
-        for key in ("layers", "tokens"):
-            content[key] = tuple(content[key])
-        content["calibration"] = tuple((a, b) for a, b in content["calibration"])
-        return cls(path=path, **content)
+        return cls(path, *(tuple(content[key]) for key in ("layers", "tokens")))
 
     def write(self) -> None:
         """Write the manifest into the folder."""
@@ -119,11 +112,9 @@ class MtpBlock:
 
     Attributes:
         graph: the file of its graph, in the model's folder.
-        calibration: nothing is known.
     """
 
     graph: Path
-    calibration: tuple[tuple[float, float], ...] = ()
 
     @property
     def path(self) -> Path:

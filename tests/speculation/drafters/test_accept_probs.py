@@ -1,4 +1,4 @@
-"""What a head promises becomes true, whatever it was calibrated on."""
+"""What a head promises becomes true, however sure it is."""
 
 import math
 
@@ -15,7 +15,7 @@ def promised(learnt: Calibration, *confidences: float) -> list[float]:
 
 
 def test_promises_become_true_at_every_confidence() -> None:
-    """A head that was never calibrated is sure too often and unsure too often."""
+    """A head may be sure too often and unsure too often."""
     chance, learnt = np.random.default_rng(0), Calibration()
     for logit in chance.normal(0.3, 2.0, 4000):
         promised(learnt, 1 / (1 + math.exp(-logit)))
@@ -26,11 +26,8 @@ def test_promises_become_true_at_every_confidence() -> None:
         assert promised(learnt, 1 / (1 + math.exp(-logit))) == [pytest.approx(true, abs=0.06)]
 
 
-@pytest.mark.parametrize(
-    ("line", "sure"), [((1.0, 0.0), math.nan), ((1.0, math.nan), 0.5), ((1e3, 0.0), 0.0)]
-)
-def test_a_damaged_head_promises_nothing(line: tuple[float, float], sure: float) -> None:
-    (found,) = promised(Calibration([line]), sure)
+def test_a_damaged_head_promises_nothing() -> None:
+    (found,) = promised(Calibration(), math.nan)
     assert found < 1e-300
 
 

@@ -67,12 +67,7 @@ def convert(
             with _store(folder, FUSION_GRAPH) as store:
                 model = layer.fusion_graph(quantization, store)
             onnx.save(model, folder / FUSION_GRAPH)
-        made = EagleFolder(
-            folder,
-            layers=layer.layers_read,
-            tokens=layer.tokens,
-            calibration=layer.calibration,
-        )
+        made = EagleFolder(folder, layers=layer.layers_read, tokens=layer.tokens)
         made.write()
         write_checksums(folder)
     return made

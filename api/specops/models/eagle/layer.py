@@ -9,7 +9,7 @@ passed on.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -52,7 +52,6 @@ class EagleLayer(GatedDecoder):
     Attributes:
         layers_read: the target's layers whose inputs it reads, in their order.
         tokens: the target's tokens that it can guess, in the order of its output rows.
-        calibration: see `EagleFolder`.
         shared: which of the target's tables it uses: `embed_tokens.weight`, `lm_head.weight`.
 
     Raises:
@@ -109,7 +108,6 @@ class EagleLayer(GatedDecoder):
         self.norm_output = given.flag("norm_output", False)
         self.norm_before_fc = given.flag("norm_before_fc", False)
         self.fc_norm = given.flag("fc_norm", False)
-        self.calibration = _pairs(given, "calibration", values.get("calibration", ()))
         self.layers_read = self._layers(given)
         if not self.fuses and hidden != target.hidden_size:
             raise ExportError(f"{self.file}: {_FC}.weight is missing, between the two widths")
@@ -301,13 +299,6 @@ def _rename(checkpoint: HeadCheckpoint) -> None:
         if plain in checkpoint.tensors:
             raise ExportError(f"{stored.file}: tensor {plain} is there twice, also as {name}")
         checkpoint.tensors[plain] = replace(stored, name=plain)
-
-
-def _pairs(given: ModelConfig, key: str, values: Any) -> tuple[tuple[float, float], ...]:
-    try:
-        return tuple((float(first), float(second)) for first, second in values)
-    except (TypeError, ValueError, OverflowError):
-        raise given.error(key, "must be pairs of numbers") from None
 
 
 def _vectors(name: str, size: int) -> onnx.ValueInfoProto:

@@ -1,7 +1,7 @@
 """Turns a drafter's confidence in a token into the probability that the token is accepted.
 
-If a drafter was calibrated at all, that was on other texts. So the tokens that really follow
-correct its probabilities, whether its draft was verified or not.
+A drafter may be too sure or not sure enough. So the tokens that really follow correct its
+probabilities, whether its draft was verified or not.
 """
 
 from __future__ import annotations
@@ -50,8 +50,6 @@ class Calibration:
     """Turns confidence into the probability that a guess is accepted, and corrects it.
 
     Args:
-        fitted: factor and summand for the logit of each guess in a row, see `EagleFolder`. The last
-            one holds for all further guesses; if empty, the probability is the confidence.
         depth: number of guesses in a row with their own lines; further ones share the last.
         kinds: number of kinds of guesses; each is corrected separately.
 
@@ -59,16 +57,11 @@ class Calibration:
         latest: the latest draft of each slot.
     """
 
-    def __init__(
-        self, fitted: Sequence[tuple[float, float]] = (), depth: int = 1, kinds: int = 1
-    ) -> None:
-        fitted = fitted or ((1.0, 0.0),)
+    def __init__(self, depth: int = 1, kinds: int = 1) -> None:
         self.latest: dict[int, Guesses] = {}
-        self._depth = depth
-        lines = [fitted[min(guess, len(fitted) - 1)] for guess in range(depth)] * kinds
-        self._factors = [max(_MIN_FACTOR, factor) for factor, _ in lines]
-        self._summands = [summand for _, summand in lines]
-        self._errors = [_FIRST_ERRORS] * len(lines)  # sums of their squares
+        self._depth, lines = depth, depth * kinds
+        self._factors, self._summands = [1.0] * lines, [0.0] * lines
+        self._errors = [_FIRST_ERRORS] * lines  # sums of their squares
 
     def begin(self, slot: int, text: Sequence[int]) -> Guesses:
         """Start a slot's draft after a text; the text shows how right the last draft was."""

@@ -62,7 +62,6 @@ class EagleDrafter(GuessingDrafter):
         states: delivers the target's hidden states.
         tokens: the tokens that the head can guess, in the order of its logits.
         depth: maximum number of guesses in a row.
-        calibration: factor and summand for the logit of each guess in a row, see `EagleFolder`.
         costs: costs of the head's passes, including the fusion and the argmax.
     """
 
@@ -78,10 +77,9 @@ class EagleDrafter(GuessingDrafter):
         *,
         tokens: Sequence[int],
         depth: int,
-        calibration: Sequence[tuple[float, float]] = (),
         costs: CostModel,
     ) -> None:
-        super().__init__(runner, costs, tokens, depth, calibration)
+        super().__init__(runner, costs, tokens, depth)
         self._fusion = fusion
         self._states = states
         self._slots: dict[int, _Slot] = {}

@@ -35,16 +35,10 @@ class GuessingDrafter(Drafter):
         costs: costs of its passes, including the choice of a token; it learns from each pass.
         tokens: the tokens that it can guess, in the order of its logits.
         depth: maximum number of guesses in a row.
-        fitted: see `Calibration`.
     """
 
     def __init__(
-        self,
-        runner: ModelRunner,
-        costs: CostModel,
-        tokens: Sequence[int],
-        depth: int,
-        fitted: Sequence[tuple[float, float]] = (),
+        self, runner: ModelRunner, costs: CostModel, tokens: Sequence[int], depth: int
     ) -> None:
         self.runner, self.costs = runner, costs
         self._tokens, self._depth = tokens, depth
@@ -52,7 +46,7 @@ class GuessingDrafter(Drafter):
         if isinstance(tokens, range):
             self._rows = slice(tokens.start, tokens.stop)
         self._probs: Floats = np.zeros(max(tokens) + 1, np.float32)
-        self._calibration = Calibration(fitted, depth, _KINDS)
+        self._calibration = Calibration(depth, _KINDS)
         self._latest = self._calibration.latest
         self._usual = [_FIRST_PROMISE] * depth  # mean promise of each guess in a row
         self._begun = 0.0  # start of the work on the next pass
