@@ -77,7 +77,7 @@ def random_weights(
     bias: bool = False,
 ) -> Weights:
     random = np.random.default_rng(columns)
-    if type.of_gguf:
+    if type in FILES:
         raw = random_rows(type, columns, depth)
         if type == WeightType.MXFP4:
             exponents = raw.reshape(columns, -1, 17)[..., 0]

@@ -19,8 +19,8 @@ from specops.runtime.kernels.packing import (
 from tests.runtime.kernels.operators import operator
 
 f = np.float32
-FILES = [type for type in WeightType if type.of_gguf]
-OWN = [type for type in WeightType if not type.of_gguf]
+FILES = [type for type in WeightType if type in set(gguf.GGMLQuantizationType)]
+OWN = [type for type in WeightType if type not in FILES]
 SUPER_BLOCK = 256
 HALVES = {  # where the float16 of a block lie
     **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),

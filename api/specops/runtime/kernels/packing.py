@@ -44,11 +44,6 @@ class WeightType(IntEnum):
     INT4_ZERO_FLOAT = 262
     INT8_ZERO_FLOAT = 263
 
-    @property
-    def of_gguf(self) -> bool:
-        """Whether GGUF files have weights of this type."""
-        return self < WeightType.INT4
-
 
 def tile_bytes(type: WeightType, columns: int, depth: int, block: int = BLOCK) -> int:
     """Bytes of the tiles of a matrix [columns, depth] with blocks of `block` weights.
