@@ -45,8 +45,9 @@ def test_every_alert_says_what_to_do_and_has_a_case_that_fires_and_one_that_does
     cases: dict[str, set[bool]] = {}
     for path in RULE_TESTS:
         for test in yaml.safe_load(path.read_text())["tests"]:
-            for case in test.get("alert_rule_test", []):
-                cases.setdefault(case["alertname"], set()).add(bool(case["exp_alerts"]))
+            for case in test["promql_expr_test"]:
+                for name in re.findall(r'^ALERTS.alertname="(\w+)", alertstate="f', case["expr"]):
+                    cases.setdefault(name, set()).add(bool(case["exp_samples"]))
     for rule in queries.rules():
         if "alert" in rule:
             assert cases[rule["alert"]] == {True, False}, rule["alert"]
