@@ -8,7 +8,7 @@
 
 // 64 visits instead of 16 gained nothing on 208 answers of the demo target and of SmolLM2.
 enum { ORDERS = 2, VISITS = 16, MAX_NGRAM = 3, MAX_MATCH = 32, NO_TOKEN = -1 };
-enum { MATCHES = 11, VOTES = 5, POSITIONS = 16, SHARES = 5, DISTANCES = 16 };
+enum { MATCHES = 11, VOTES = 5, POSITIONS = SUFFIX_MAX_DRAFT, SHARES = 5, DISTANCES = 16 };
 enum { FEATURES = 6, OF_RIVALS = 0, OF_VOTES = OF_RIVALS + MATCHES * MATCHES,
        OF_POSITIONS = OF_VOTES + VOTES * VOTES, OF_SHARES = OF_POSITIONS + POSITIONS * MATCHES,
        OF_DISTANCES = OF_SHARES + SHARES * MATCHES, OF_OTHERS = OF_DISTANCES + DISTANCES,
@@ -178,10 +178,24 @@ static int bucket(int64_t match) {
     return match <= 8 ? 7 : match <= 16 ? 8 : match < MAX_MATCH ? 9 : 10;
 }
 
-// Vote on the next token among the places that still match. `next` [count] are the tokens that follow;
-// `into` gets the winner's features. Returns the winner's index.
-static int vote(const Found *found, const int32_t *next, int count, int64_t length, int64_t position,
-                float share, int16_t *into) {
+// Add a token to a prediction; the features of its source are there. `odds`: its log odds without weights.
+// Returns 1 / the probability that it is right.
+static inline float add(Prediction *guess, int32_t token, int kind, float odds, const float *weights) {
+    const int position = (int)guess->count++;
+    const int share = guess->share < 1 ? (int)(guess->share * SHARES) : SHARES - 1;
+    int16_t *features = guess->features[position];
+    features[2] = (int16_t)(OF_POSITIONS + position * MATCHES + kind);
+    features[3] = (int16_t)(OF_SHARES + share * MATCHES + kind);
+    for (int i = 0; i < FEATURES - 1; i++) odds += weights[features[i]];
+    guess->tokens[position] = token;
+    guess->odds[position] = odds;
+    return 1 + expf(-odds);
+}
+
+// Vote on the next token among the places that still match, and add the winner to a prediction; see `add`.
+// `next` [count] are the tokens that follow.
+static float vote(const Found *found, const int32_t *next, int count, int64_t length, Prediction *guess,
+                  const float *weights) {
     int winner = 0;
     double most = 0;
     for (int i = 0; i < count; i++) {
@@ -200,13 +214,11 @@ static int vote(const Found *found, const int32_t *next, int count, int64_t leng
         if (found[i].match > match) match = found[i].match, latest = found[i].place;
     }
     const int kind = bucket(match);
-    const int at = position < POSITIONS ? (int)position : POSITIONS - 1;
+    int16_t *into = guess->features[guess->count];
     into[0] = (int16_t)(OF_RIVALS + kind * MATCHES + bucket(rival));
     into[1] = (int16_t)(OF_VOTES + bits(votes, VOTES - 1) * VOTES + bits(count - votes, VOTES - 1));
-    into[2] = (int16_t)(OF_POSITIONS + at * MATCHES + kind);
-    into[3] = (int16_t)(OF_SHARES + (share < 1 ? (int)(share * SHARES) : SHARES - 1) * MATCHES + kind);
     into[4] = (int16_t)(OF_DISTANCES + bits(length - latest, DISTANCES - 1));
-    return winner;
+    return add(guess, next[winner], kind, guess->bias, weights);
 }
 
 // Predict tokens while the next one is reached with a probability of at least MIN_REACH, and one more to learn from.
@@ -230,14 +242,7 @@ static void predict(const Text *where, const Text *text, const float *weights, i
             next[known++] = token;
         }
         if (!known) break;
-        int16_t *features = guess->features[position];
-        const int winner = vote(found, next, known, where->length, position, guess->share, features);
-        float odds = guess->bias;
-        for (int i = 0; i < FEATURES - 1; i++) odds += weights[features[i]];
-        guess->tokens[position] = next[winner];
-        guess->odds[position] = odds;
-        reach /= 1 + expf(-odds);
-        guess->count++;
+        reach /= vote(found, next, known, where->length, guess, weights);
         count = 0;
         for (int i = 0; i < known; i++)
             if (next[i] == guess->tokens[position]) found[count++] = found[i];
@@ -266,26 +271,19 @@ static void predict_known(const uint64_t *table, const Text *text, const float *
     float reach = 1;
     guess->count = 0;
     while (guess->count < most && reach >= MIN_REACH) {
-        const int64_t position = guess->count, here = past + position;
+        const int64_t here = past + guess->count;
         uint64_t entry = 0;
         int order = here < MAX_NGRAM ? (int)here : MAX_NGRAM;
         for (; order > 0 && !(entry = ngram(table, tail + here, order)); order--) {}
         if (!entry) break;
-        const int share = (int)(entry & 0xFF), at = position < POSITIONS ? (int)position : POSITIONS - 1;
-        int16_t *features = guess->features[position];
+        const int share = (int)(entry & 0xFF);
+        int16_t *features = guess->features[guess->count];
         features[0] = (int16_t)(OF_RIVALS + order * 16 + share / 16);
         features[1] = (int16_t)OF_VOTES;
-        features[2] = (int16_t)(OF_POSITIONS + at * MATCHES + order);
-        features[3] = (int16_t)(OF_SHARES + (guess->share < 1 ? (int)(guess->share * SHARES) : SHARES - 1)
-                                                * MATCHES + order);
         features[4] = (int16_t)OF_DISTANCES;
-        const float often = ((float)share + 0.5f) / 256;
-        float odds = guess->bias + logf(often / (1 - often));
-        for (int i = 0; i < FEATURES - 1; i++) odds += weights[features[i]];
-        tail[here] = guess->tokens[position] = (int32_t)(entry >> 8 & 0xFFFFFF);
-        guess->odds[position] = odds;
-        reach /= 1 + expf(-odds);
-        guess->count++;
+        const float often = ((float)share + 0.5f) / 256, odds = guess->bias + logf(often / (1 - often));
+        tail[here] = (int32_t)(entry >> 8 & 0xFFFFFF);
+        reach /= add(guess, tail[here], order, odds, weights);
     }
 }
 
