@@ -95,7 +95,7 @@ def problem(response: httpx.Response, status: int) -> dict[str, Any]:
     """The error object; every response that is not a success has all its fields."""
     assert response.status_code == status, response.text
     error: dict[str, Any] = response.json()["error"]
-    if response.url.path == MESSAGES:  # Anthropic's is another
+    if response.url.path == MESSAGES or "anthropic-version" in response.request.headers:
         assert (set(error), response.json()["type"]) == ({"message", "type"}, "error")
     else:
         numbers = {"n_prompt_tokens", "n_ctx"} & set(error)

@@ -42,7 +42,7 @@ from tests.http.chat_clients import (
     clients,
     whole,
 )
-from tests.http.openai_api import api
+from tests.http.openai_api import api, problem
 
 pytestmark = pytest.mark.anyio
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
@@ -511,9 +511,11 @@ async def test_texts_become_tokens_and_back() -> None:
         pieces = (await post("/tokenize", json={"content": "a", "with_pieces": True})).json()
         text = (await post("/detokenize", json={"tokens": tokens})).json()["content"]
         wrong = await post("/detokenize", json={"tokens": [999]})
+        untyped = await post("/tokenize", json={"content": 5})
         unknown = await post("/tokenize", json={"content": "a", "extra": 1})
     assert tokens == list("aé".encode())
     assert pieces == {"tokens": [{"id": 97, "piece": "a"}]}
     assert text == "aé"
-    assert (wrong.status_code, wrong.json()["error"]["param"]) == (422, "tokens")
+    assert problem(wrong, 400)["param"] == "tokens"
+    assert problem(untyped, 400)["param"] == "content"
     assert unknown.headers["x-ignored-fields"] == "extra"

@@ -136,10 +136,8 @@ async def test_a_model_without_a_template_says_so() -> None:
 TOO_LARGE = "{% if messages | length > 1 %}{{ 'a' * 10**10 }}{% endif %}a"
 
 
-@pytest.mark.parametrize(("path", "status"), [(CHAT, 400), ("/apply-template", 422)])
-async def test_a_template_that_takes_too_much_is_the_requests_error_alone(
-    path: str, status: int
-) -> None:
+@pytest.mark.parametrize("path", [CHAT, "/apply-template"])
+async def test_a_template_that_takes_too_much_is_the_requests_error_alone(path: str) -> None:
     service = FakeService(ANSWER)
     service.loaded.chat_template = ChatTemplate(TOO_LARGE, {})
     messages = [{"role": "user", "content": "a"}]
@@ -147,7 +145,7 @@ async def test_a_template_that_takes_too_much_is_the_requests_error_alone(
         assert not service.loaded.chat_template.traits.tools  # as after loading
         before = SHARED.ended["limit"]
         long, short = (BODIES[CHAT] | {"messages": messages * count} for count in (3, 1))
-        error = problem(await here.client.post(path, json=long), status)
+        error = problem(await here.client.post(path, json=long), 400)
         assert (await here.client.post(path, json=short)).status_code == 200
         shown = (await here.client.get("/metrics")).text
     assert (error["code"], error["param"]) == ("template_limit", "messages")

@@ -43,6 +43,8 @@ async def test_the_loaded_model_is_described(foreign: tuple[str, ...]) -> None:
         listed = (await here.client.get("/v1/models")).json()
         alone = (await here.client.get("/v1/models/fake")).json()
         other = await here.client.get("/v1/models/org/other")
+        of_anthropic = {"anthropic-version": "2023-06-01"}
+        theirs = await here.client.get("/v1/models/other", headers=of_anthropic)
     assert (listed["object"], listed["data"]) == ("list", [alone])
     assert (listed["first_id"], listed["has_more"]) == ("fake", False)
     created = datetime.fromisoformat(alone.pop("created_at"))
@@ -59,6 +61,7 @@ async def test_the_loaded_model_is_described(foreign: tuple[str, ...]) -> None:
         "sampling": {"temperature": 0.2}, "system": "Be brief.",
     }  # fmt: skip
     assert problem(other, 404)["code"] == "model_not_found"
+    assert problem(theirs, 404)["type"] == "not_found_error"
 
 
 async def test_a_model_whose_grammars_do_not_fit_says_so_and_refuses_them() -> None:

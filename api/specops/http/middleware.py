@@ -341,8 +341,8 @@ def _addressed(scope: Scope) -> Protocol:
     """Give the request the path and body type that the endpoints know; return its protocol."""
     _to_origin_form(scope)
     scope["path"] = PATHS.get(scope["path"], scope["path"])
-    protocol = PROTOCOLS.of(scope["path"])
     headers = MutableHeaders(scope=scope)
+    protocol = PROTOCOLS.of(scope["path"], headers)
     if protocol.any_media_type and "origin" not in headers:
         # A stranger's page, which has an origin, could send another type without a preflight.
         headers["content-type"] = "application/json"

@@ -6,10 +6,11 @@ in its form:
     {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
 
 `param` names the wrong field, if there is one. Client libraries turn every protocol's errors into
-their own exceptions.
+their own exceptions. Several protocols have paths such as /v1/models: the client's headers say
+which one it follows.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -55,6 +56,8 @@ class Protocol:
         router: the endpoints.
         prefixes: prefixes of the paths that follow these conventions; the longest match counts.
             Empty: the endpoints follow another protocol's conventions.
+        shared: prefixes of paths that several protocols have, each with the header of the requests
+            that follow these conventions.
         prompts: the endpoints that use the engine, by path.
         invalid_status: status of the answer to a body with a wrong field.
         id_headers: headers of every response that have the request's id.
@@ -69,6 +72,7 @@ class Protocol:
 
     router: APIRouter
     prefixes: tuple[str, ...] = ()
+    shared: Mapping[str, str] = field(default_factory=dict)
     prompts: Mapping[str, Prompt] = field(default_factory=dict)
     invalid_status: int = 400
     id_headers: tuple[str, ...] = ("x-request-id", "request-id")
@@ -119,12 +123,17 @@ class Protocols:
     def __init__(self, *protocols: Protocol) -> None:
         self._protocols = protocols
         self.prompts = {path: prompt for item in protocols for path, prompt in item.prompts.items()}
-        prefixes = [(prefix, item) for item in protocols for prefix in item.prefixes]
-        self._by_prefix = sorted(prefixes, key=lambda pair: -len(pair[0]))
+        rules = [(prefix, "", item) for item in protocols for prefix in item.prefixes]
+        rules += [(*shared, item) for item in protocols for shared in item.shared.items()]
+        self._rules = sorted(rules, key=lambda rule: (-len(rule[0]), not rule[1]))
 
     def __iter__(self) -> Iterator[Protocol]:
         return iter(self._protocols)
 
-    def of(self, path: str) -> Protocol:
-        """Return the protocol of a request's path."""
-        return next(item for prefix, item in self._by_prefix if path.startswith(prefix))
+    def of(self, path: str, headers: Container[str] = ()) -> Protocol:
+        """Return the protocol of a request."""
+        return next(
+            item
+            for prefix, header, item in self._rules
+            if path.startswith(prefix) and (not header or header in headers)
+        )

@@ -417,6 +417,7 @@ def _error(error: ApiError) -> dict[str, Any]:
 PROTOCOL = Protocol(
     router=router,
     prefixes=(PATH,),
+    shared={"/v1/": "anthropic-version"},
     prompts={PATH: Prompt("messages", "chat")},
     error_json=_error,
     event=b"event: error\ndata: %b\n\n",

@@ -105,9 +105,9 @@ class ApplyTemplateResponse(BaseModel):
 
 
 _PART = 1 << 12  # tokens per part of an answer
-_RESPONSES = error_responses(400, 401, 408, 413, 415, 422, 500, 503, 504)
+_RESPONSES = error_responses(400, 401, 408, 413, 415, 500, 503, 504)
 router = APIRouter(tags=["tokens"])
-PROTOCOL = Protocol(router=router)
+PROTOCOL = Protocol(router=router, prefixes=("/tokenize", "/detokenize", "/apply-template"))
 
 
 @router.post("/tokenize", response_model=TokenizeResponse, responses=_RESPONSES)
