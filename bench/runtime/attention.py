@@ -76,7 +76,8 @@ def run(shapes: Sequence[str], other: Path, plan: Plan) -> Outcome:
     tables, result = [], {}
     for shape in shapes:
         progress(f"attention of {shape}")
-        own, turns = replace(plan, pasts=_within(shape, plan.pasts)), Turns()
+        pasts = tuple(past for past in plan.pasts if past < SHAPES[shape][-1])
+        own, turns = replace(plan, pasts=pasts), Turns()
         with contextlib.ExitStack() as stack:
             workers = {}
             for side, python in commands.items():
@@ -93,11 +94,6 @@ def run(shapes: Sequence[str], other: Path, plan: Plan) -> Outcome:
         tables.append(_table(shape, turns, own, bandwidth))
         result[shape] = {"bytes_per_second": bandwidth, "milliseconds": turns.ms}
     return Outcome({"other": other.name, "shapes": result}, tables)
-
-
-def _within(shape: str, pasts: Sequence[int]) -> tuple[int, ...]:
-    """The pasts that the shape's context has room for."""
-    return tuple(past for past in pasts if past < SHAPES[shape][-1])
 
 
 def _name(kernel: str, side: str, dtype: str) -> str:
