@@ -1,9 +1,10 @@
 """llama.cpp as a side of the comparison, through its C interface, with no Python between passes.
 
-It runs in the peers' environment. All settings but the number of threads are defaults: repacked
-weights, float16 keys and values, flash attention if llama.cpp chooses it, as it does on CPUs. These
-are its fastest settings. CPU milliseconds of one thread on an AMD EPYC with AVX512-VNNI, version
-0.3.36, for 1 token, 8 tokens, 8 rows of 1 token, and a prompt of 192:
+It runs in the peers' environment. All settings but the number of threads, the batch and what `q8`
+asks for are defaults: repacked weights, float16 keys and values, flash attention if llama.cpp
+chooses it, as it does on CPUs. These are its fastest settings. CPU milliseconds of one thread on an
+AMD EPYC with AVX512-VNNI, version 0.3.36, for 1 token, 8 tokens, 8 rows of 1 token, and a prompt of
+192:
 
 | file | defaults | no flash attention | no repacking |
 |---|---|---|---|
