@@ -128,7 +128,7 @@ def _measured(
 
 
 def _asked(title: str, count: int, tokens: int, output: int = 1) -> Case:
-    """All answers to concurrent random prompts, which share no prefix."""
+    """All answers to concurrent random prompts, in every round the same: nothing is cached."""
     prompts = np.random.default_rng(1).integers(*_TOKENS, (count, tokens)).tolist()
     return Case(title, lambda side: [side.complete(prompts, output)[0]])
 
