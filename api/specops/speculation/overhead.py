@@ -11,9 +11,8 @@ import numpy as np
 
 from specops.runtime.cost_model import OUTLIER
 
-# Before the first fit, then twice as many each time: a fit takes as long as a small model's pass.
-_STEPS, _MOST_STEPS = 64, 512
-_MEMORY = 0.9  # weight of earlier observations after `_STEPS` steps
+_STEPS = 64  # between two fits
+_MEMORY = 0.9  # weight of earlier observations, after each fit
 _RIDGE = 1e-6  # of the largest sum of squares: terms that cannot be told apart share the seconds
 # Times of few draft tokens count little: if those waited for a core, drafting would stop, and
 # nothing would correct the error.
@@ -35,7 +34,7 @@ class Overhead:
         self.step = self.drafting = self.request = self.draft_token = self.token = 0.0
         # Since the last fit, by requests, draft tokens and tokens: number of steps, total seconds.
         self._seen: dict[tuple[int, int, int], tuple[int, float]] = {}
-        self._steps, self._due = 0, _STEPS  # since the last fit, and at the next one
+        self._steps = 0
         self._sums = np.zeros((6, 6))  # of products of the observations, with the seconds last
 
     def seconds(self, requests: int, draft_tokens: int = 0, tokens: float | None = None) -> float:
@@ -65,7 +64,7 @@ class Overhead:
         count, known = self._seen.get(key, (0, 0.0))
         self._seen[key] = count + 1, known + seconds
         self._steps += 1
-        if self._steps == self._due:
+        if not self._steps % _STEPS:
             self._fit()
 
     def _fit(self) -> None:
@@ -74,9 +73,8 @@ class Overhead:
             [(1, key[1] > 0, *key, total / count) for key, (count, total) in self._seen.items()]
         )
         counts = np.array([count for count, _ in self._seen.values()])
-        memory = _MEMORY ** (self._steps / _STEPS)
-        self._seen, self._steps, self._due = {}, 0, min(2 * self._due, _MOST_STEPS)
-        self._sums = memory * self._sums + (rows.T * counts) @ rows
+        self._seen = {}
+        self._sums = _MEMORY * self._sums + (rows.T * counts) @ rows
         squares, products = self._sums[:5, :5], self._sums[:5, 5]
         squares = squares + _RIDGE * squares.max() * np.eye(5)
         found, kept = np.zeros(5), list(range(5))
