@@ -251,6 +251,19 @@ def test_what_verifying_takes_once_a_step_is_not_counted_as_the_draft_tokens_tim
     assert overhead.seconds(4, 2, 5) == pytest.approx(106e-6, rel=0.05)
 
 
+def test_steps_without_drafts_come_until_one_is_observed() -> None:
+    """Those in which a request comes or ends are not: drafts once seemed to pay for good."""
+    controller, asked = Controller(tinyllama(), MOST), proposal(0.9)
+    for _ in range(16):
+        assert controller.choose([asked]) > [0]
+        controller.overhead.observe(1, 3, 4, 1e-3)
+    for _ in range(5):
+        assert controller.choose([asked]) == [0]
+        controller.stepped([outcome(proposal(0.9, 0), 0)], 1, 0.0)
+    controller.overhead.observe(1, 0, 1, 1e-3)
+    assert controller.choose([asked]) > [0]
+
+
 def test_a_few_draft_tokens_that_waited_for_a_core_do_not_end_the_drafting() -> None:
     """They were believed to take 0.6 ms each, and as none were verified any more, for good."""
     machine = Machine(rest=(20e-6, 5e-6, 30e-6), costs=tinyllama(0.02))

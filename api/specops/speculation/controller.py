@@ -40,9 +40,6 @@ _PATIENCE = 16
 _NEVER = float("inf")
 _SHORT_ANSWER = 64  # tokens; a first ask may take a share of their time, whatever others gained
 _OWN_PATIENCE = 8  # the same loss for one request: one rejected draft proves nothing
-# Maximum number of steps with draft tokens before one without, smaller at first. Only this
-# comparison shows the cost of draft tokens outside the pass.
-_FIRST_PLAIN, _PLAIN_STEPS = 16, 128
 
 
 class Attempt(NamedTuple):
@@ -125,7 +122,7 @@ class Controller:
         self._drawing = 0.0  # mean seconds to draw one token
         self._bounds: dict[tuple[int, int], float] = {}
         self._costs: list[float] = []
-        self._steps = self._drafted = 0  # all steps; the latest ones in a row with draft tokens
+        self._steps = 0
         self.now = 0.0
         # Mean seconds of a step, and of plain decoding for the same tokens.
         self._seconds = self._plain_seconds = 0.0
@@ -242,7 +239,7 @@ class Controller:
                 continue
             reached = accumulate(item.draft.accept_probs, mul)
             places += [(-reach, index) for reach in reached if reach >= least]
-        if places and self._drafted < min(_PLAIN_STEPS, _FIRST_PLAIN + self._steps // 2):
+        if places and not self.overhead.wants_plain:
             places.sort()
             admitted = self._admitted(proposals, places, sum(lengths), prompt_tokens)
             for _, index in places[:admitted]:
@@ -334,7 +331,6 @@ class Controller:
         alone = self._plain(count, work)
         self._token = token = alone / count
         if not proposals:
-            self._drafted = 0
             self._learn(alone, alone)
             return False
         width = sum([item.width for item in proposals]) + count - len(proposals)
@@ -360,7 +356,6 @@ class Controller:
             speculation.saved += plain - took
             seconds, plain_seconds = seconds + took, plain_seconds + plain
         pays = [self._settle(name, items, count) for name, items in gains.items()]
-        self._drafted = self._drafted + 1 if width > count else 0
         self._learn(seconds, plain_seconds)
         return any(pays)
 
