@@ -259,6 +259,7 @@ def test_steps_without_drafts_come_until_one_is_observed() -> None:
         controller.overhead.observe(1, 3, 4, 1e-3)
     for _ in range(5):
         assert controller.choose([asked]) == [0]
+        assert controller.choose([asked], 1) > [0]  # steps with prompts are not observed
         controller.stepped([outcome(proposal(0.9, 0), 0)], 1, 0.0)
     controller.overhead.observe(1, 0, 1, 1e-3)
     assert controller.choose([asked]) > [0]

@@ -239,7 +239,7 @@ class Controller:
                 continue
             reached = accumulate(item.draft.accept_probs, mul)
             places += [(-reach, index) for reach in reached if reach >= least]
-        if places and not self.overhead.wants_plain:
+        if places and (prompt_tokens or not self.overhead.wants_plain):
             places.sort()
             admitted = self._admitted(proposals, places, sum(lengths), prompt_tokens)
             for _, index in places[:admitted]:
