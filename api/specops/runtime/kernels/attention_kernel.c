@@ -476,12 +476,14 @@ static void see_codes(const Pass *pass, const Span *span, int64_t head, Rows *ro
     low = low / BLOCK * BLOCK, high = (high + BLOCK - 1) / BLOCK * BLOCK;
     const uint8_t *keys[BLOCKS], *values[BLOCKS], *scales[BLOCKS], *next[BLOCKS], *rest[BLOCKS];
     const int64_t blocks = (high - low) / BLOCK, scale_bytes = BLOCK * (int64_t)sizeof(float);
+    // Of larger heads too many lines would be on their way at once, and the products take long enough for all.
+    const int64_t early = size > 64 ? 0 : blocks / 2;
     for (int64_t i = 0; i < blocks; i++) {
         const int64_t block = (base + low) / BLOCK + i, later = block + BLOCKS;
         keys[i] = (const uint8_t *)part_of(pass, span, head, block);
         values[i] = keys[i] + key_bytes(size, KV_INT8), scales[i] = values[i] + value_bytes(size, KV_INT8);
         next[i] = later * BLOCK < end ? (const uint8_t *)part_of(pass, span, head, later) : keys[i];
-        rest[(i + blocks / 2) % blocks] = i < blocks / 2 ? next[i] + (values[i] - keys[i]) : next[i];
+        rest[(i + early) % blocks] = i < early ? next[i] + (values[i] - keys[i]) : next[i];
         for (int64_t line = scales[i] - keys[i]; line < part_bytes(size, KV_INT8); line += 64)
             __builtin_prefetch(next[i] + line);
     }
@@ -489,8 +491,8 @@ static void see_codes(const Pass *pass, const Span *span, int64_t head, Rows *ro
         const CodeProduct scores = {
             .out = (int32_t *)(c->scores + top * SPLIT + low + i * BLOCK), .out_stride = SPLIT,
             .starts = c->starts + top, .x = c->queries + top * padded / 4 * WORDS, .x_stride = padded / 4 * WORDS,
-            .odd = padded / 4, .bytes = keys + i, .ahead = values + (i + blocks / 2) % blocks, .blocks = 1, .fours = size / 4,
-            .step = 4 * BLOCK};
+            .odd = padded / 4, .bytes = keys + i, .ahead = values + (i + early) % blocks, .blocks = 1,
+            .fours = size / 4, .step = 4 * BLOCK};
         multiply_codes(&scores, bottom - top, BLOCK);
         for (int kind = 0; kind < 2; kind++)
             memcpy(c->scales[kind] + low + i * BLOCK, scales[i] + kind * scale_bytes, scale_bytes);
@@ -505,7 +507,7 @@ static void see_codes(const Pass *pass, const Span *span, int64_t head, Rows *ro
     const int64_t lines = (key_bytes(size, KV_INT8) / 64 + bottom - top - 1) / (bottom - top);
     for (int64_t row = top, line = 0; row < bottom; row++) {
         for (const int64_t stop = line + lines; line < stop; line++)
-            for (int64_t i = 0; i < blocks / 2; i++) __builtin_prefetch(next[i] + line * 64);
+            for (int64_t i = 0; i < early; i++) __builtin_prefetch(next[i] + line * 64);
         weigh_codes(pass, rows, row, low, high);
     }
     const CodeProduct sums = {
