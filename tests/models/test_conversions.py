@@ -320,7 +320,7 @@ def test_files_that_only_their_owner_may_read_are_named_with_what_helps(
         raise PermissionError(errno.EACCES, "Permission denied", str(source / "model.safetensors"))
 
     monkeypatch.setattr(preparing, "converted", refuse)
-    said = rf"model\.safetensors cannot be read .*chmod -R a\+rX {source}`"
+    said = rf"cannot read .*model\.safetensors: run `chmod -R a\+rX {source}`"
     with pytest.raises(ModelError, match=said):
         convert(source, tmp_path)
 

@@ -135,7 +135,7 @@ def test_a_template_beside_a_file_without_one_is_taken(
     shutil.copyfile(folder / "m.gguf", file)
     settings = replace(tiny_settings, target=str(file), draft="none", quant="", draft_quant="")
     asked = [{"role": "user", "content": "Hi"}]
-    with pytest.raises(ChatTemplateError, match=r"chat_template\.jinja beside the model's weights"):
+    with pytest.raises(ChatTemplateError, match=r"chat_template\.jinja next to the model"):
         Engine.load(settings).render_chat(asked)
     (tmp_path / "chat_template.jinja").write_text("[{{ messages[0].content }}]")
     assert Engine.load(settings).render_chat(asked) == "[Hi]"
