@@ -44,7 +44,7 @@ def _other(options: argparse.Namespace) -> Path:
 def _before(options: argparse.Namespace, plan: before.Plan) -> Outcome:
     other = _other(options)
     models = [] if options.skip_tinyllama else [tinyllama()]
-    return before.run([*models, configured()], other, plan)
+    return before.run([*models, configured()], other, plan, options.kernels)
 
 
 def _order(options: argparse.Namespace, plan: order.Plan) -> Outcome:
@@ -170,7 +170,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kernels",
         choices=NAMES,
-        help=f"kernels of this process, and of long's servers (default: {NAMES[0]})",
+        help=f"kernels of this process, and of those of before and long (default: {NAMES[0]})",
     )
     flag("--choosing", "chat: the questions for choosing thresholds instead of the held-out ones")
     flag("--skip-tinyllama", "kernels, before: only the configured model, not TinyLlama's shape")

@@ -17,6 +17,7 @@ from bench.tools.quiet import Case, Turns
 from bench.tools.report import Outcome, Summary, Table, Target, progress, ratios
 from bench.tools.worker import Worker
 from specops.config import ConfigError
+from specops.runtime.kernels import NAMES
 
 OURS, OTHER = "this checkout", "the other"
 _SLOTS, _CONTEXT = 8, 1024
@@ -56,17 +57,17 @@ FULL = Plan(loads=2, rounds=9, steps=12, mixed_seconds=10.0)
 QUICK = Plan(loads=1, rounds=1, steps=2, mixed_seconds=0.5)
 
 
-def run(models: Sequence[BenchModel], other: Path, plan: Plan) -> Outcome:
-    """Measure both checkouts with every model; see `Plan`."""
+def run(models: Sequence[BenchModel], other: Path, plan: Plan, kernels: str | None) -> Outcome:
+    """Measure both checkouts with every model; see `Plan` and `kernels.force`."""
     commands = {OURS: sys.executable, OTHER: interpreter_of(other)}
     found: dict[str, Turns] = {}
     for model in models:
         turns = found[model.title] = Turns()
         for load in range(plan.loads):
             progress(f"{model.title}: starting both sides, {load + 1} of {plan.loads}")
-            with _started(model, commands) as workers:
+            with _started(model, commands, kernels) as workers:
                 turns.measure(workers, plan.cases(), plan.rounds)
-    return outcome(found, other, plan)
+    return outcome(found, other, plan, kernels)
 
 
 def interpreter_of(other: Path) -> str:
@@ -82,7 +83,9 @@ def interpreter_of(other: Path) -> str:
 
 
 @contextlib.contextmanager
-def _started(model: BenchModel, commands: Mapping[str, str]) -> Iterator[dict[str, Worker]]:
+def _started(
+    model: BenchModel, commands: Mapping[str, str], kernels: str | None
+) -> Iterator[dict[str, Worker]]:
     settings = model.settings
     names = ("model", "target", "draft", "quant", "draft_quant", "threads", "prefix_cache")
     own = {name: getattr(settings, name) for name in names}
@@ -95,11 +98,12 @@ def _started(model: BenchModel, commands: Mapping[str, str]) -> Iterator[dict[st
                 evict(cache)  # the place of weights in memory must not favour one side
             command = (python, "-m", "bench.runtime.before_worker")
             workers[side] = stack.enter_context(Worker(side, command))
-            workers[side].ask("load", settings={**own, "cache_dir": str(cache)})
+            loaded = {**own, "cache_dir": str(cache)}
+            workers[side].ask("load", settings=loaded, kernels=kernels)
         yield workers
 
 
-def outcome(found: Mapping[str, Turns], other: Path, plan: Plan) -> Outcome:
+def outcome(found: Mapping[str, Turns], other: Path, plan: Plan, kernels: str | None) -> Outcome:
     """A table for each model."""
     tables, targets = [], []
     for title, turns in found.items():
@@ -118,6 +122,7 @@ def outcome(found: Mapping[str, Turns], other: Path, plan: Plan) -> Outcome:
             "the scheduler after prompts of 200 tokens; a prompt from its arrival to its first "
             f"token; prompts that arrive one after the other for {plan.mixed_seconds:g} s in every "
             "third round; medians with quartiles, ratios round by round",
+            f"kernels: {kernels or NAMES[0]}",
             turns.note,
             "a request's tokens beyond the first are draft tokens, which it rejects",
         )
