@@ -30,7 +30,7 @@ AVX2 = ("-mavx2", "-mf16c")
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 COMMON = ("operators", "processor", "matmul_operator", "norm_operator", "attention_operator")
 COMMON += ("gather_operator", "short_conv_operator", "states_operator", "matmul", "attention")
-COMMON += ("sampling", "suffixes", "quantize", "tiles", "lost_pages")
+COMMON += ("sampling", "suffixes", "lengths", "quantize", "tiles", "lost_pages")
 # For each variant of the kernel of products its source and its flags. Of the other kernels only
 # attention gains from instructions for bytes.
 MATMUL = {

@@ -22,6 +22,10 @@ from specops.runtime.kernels import NAMES
 OURS, OTHER = "this checkout", "the other"
 _SLOTS, _CONTEXT = 8, 1024
 _LEAST = 0.98  # times as fast as the other: "no slower", within the machine's noise
+_FORCED = """import runpy, sys
+from specops.runtime.kernels import force
+force(sys.argv.pop(1))
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,11 @@ def interpreter_of(other: Path) -> str:
     return str(interpreter.absolute())
 
 
+def module_command(python: str, module: str, kernels: str | None) -> list[str]:
+    """The command that runs a module, if need be with other kernels than the fastest."""
+    return [python, "-c", _FORCED, kernels, module] if kernels else [python, "-m", module]
+
+
 @contextlib.contextmanager
 def _started(
     model: BenchModel, commands: Mapping[str, str], kernels: str | None
@@ -96,10 +105,9 @@ def _started(
             cache = settings.cache_dir / f"before-{number}"  # each side's weight tiles and costs
             if cache.is_dir():
                 evict(cache)  # the place of weights in memory must not favour one side
-            command = (python, "-m", "bench.runtime.before_worker")
+            command = module_command(python, "bench.runtime.before_worker", kernels)
             workers[side] = stack.enter_context(Worker(side, command))
-            loaded = {**own, "cache_dir": str(cache)}
-            workers[side].ask("load", settings=loaded, kernels=kernels)
+            workers[side].ask("load", settings={**own, "cache_dir": str(cache)})
         yield workers
 
 

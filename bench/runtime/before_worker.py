@@ -38,12 +38,8 @@ class Wrong(LookupDrafter):
 class Steps:
     """Times an engine's steps; see `bench.tools.worker`."""
 
-    def load(self, settings: Mapping[str, Any], kernels: str | None = None) -> None:
+    def load(self, settings: Mapping[str, Any]) -> None:
         """Load the engine. Settings that this checkout does not have are ignored."""
-        if kernels:
-            from specops.runtime.kernels import force  # noqa: PLC0415 - not in every version
-
-            force(kernels)
         names = {item.name for item in fields(Settings)}
         values = {
             name: Path(value) if name.endswith("_dir") else value

@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import sys
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from bench.models import BenchModel, chosen, configured, plain
 from bench.peers.compare import SideProcess, loaded
 from bench.peers.environment import install
 from bench.peers.models import LLAMA_CPP
-from bench.runtime.before import OTHER, OURS, interpreter_of
+from bench.runtime.before import OTHER, OURS, interpreter_of, module_command
 from bench.serving.at_once import HttpSide, PeerSide
 from bench.serving.server import changed, serving
 from bench.tools.quiet import Case, Turns
@@ -36,10 +35,6 @@ SHAPE = "Qwen3-0.6B"
 _ROOT = Path(__file__).resolve().parents[2]
 _TEXTS = {"a document": "docs/architecture.md", "a program": "bench/serving/order.py"}
 _TOKENS = 100, 300  # range of ids in random prompts: every vocabulary has them
-_FORCED = """import runpy, sys
-from specops.runtime.kernels import force
-force(sys.argv.pop(1))
-runpy.run_module("specops", run_name="__main__", alter_sys=True)"""
 _DRAFTERS = {"plain": {"drafter": "none"}, "default drafter": {}}
 
 
@@ -65,12 +60,6 @@ class Plan:
 
 
 FULL, QUICK = Plan(), Plan(1, (500,), 500, 16, (2,), 100, 8)
-
-
-def _by(python: str, kernels: str | None, command: list[str]) -> list[str]:
-    """A server's command with another interpreter and, if given, other kernels."""
-    forced = ["-c", _FORCED, kernels, *command[3:]] if kernels else command[1:]
-    return [python, *forced]
 
 
 def run(options: argparse.Namespace, plan: Plan) -> Outcome:
@@ -109,7 +98,8 @@ def _measured(
         for (side, python), dtype in zip(pythons.items(), ("fp16", "int8"), strict=True):
             progress(f"starting {side} with {dtype}")
             variables = changed(sized) | {f"{PREFIX}KV_DTYPE": dtype}  # overrides the preset's
-            server = serving(variables, enclosed=partial(_by, python, kernels))
+            program = module_command(python, "specops", kernels)
+            server = serving(variables, program=program)
             servers[f"{side}, {dtype}"] = HttpSide(stack.enter_context(server))
         if options.llama:
             file = Path(str(choose(sized).target))

@@ -120,7 +120,7 @@ def _turn(asks: Sequence[Ask], count: int) -> list[Ask]:
 def _server(model: BenchModel, python: str) -> Iterator[Server]:
     """A checkout's server with an empty prefix cache."""
     settings = replace(model.settings, queue_size=_QUEUE, request_timeout=_TIMEOUT)
-    with serving(changed(settings), enclosed=lambda command: [python, *command[1:]]) as server:
+    with serving(changed(settings), program=(python, "-m", "specops")) as server:
         asyncio.run(_alone(server.port, model.key, 8))  # the first pass maps the weights
         yield server
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -56,6 +56,7 @@ def serving(
     *,
     port: int | None = None,
     log: Path | None = None,
+    program: Sequence[str] = (sys.executable, "-m", "specops"),
     enclosed: Callable[[list[str]], list[str]] = list,
 ) -> Iterator[Server]:
     """Run the API on a loopback port during the block.
@@ -64,6 +65,7 @@ def serving(
         variables: the settings as `SPECOPS_*`; those of this process are ignored.
         port: the port; None: a free one.
         log: file for its log; None: it logs only warnings, for error messages.
+        program: starts the command line.
         enclosed: wraps the command line; the process must finally become the server.
 
     Raises:
@@ -73,7 +75,7 @@ def serving(
     quiet = {} if log else {f"{PREFIX}LOG_LEVEL": "warning"}
     own = {**variables, **quiet, f"{PREFIX}HOST": HOST, f"{PREFIX}PORT": str(port)}
     inherited = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
-    command = enclosed([sys.executable, "-m", "specops", "serve"])
+    command = enclosed([*program, "serve"])
     with running(command, port, {**inherited, **own}, log) as server:
         yield server
 

@@ -9,6 +9,7 @@
 // program prints its seed.
 
 #include "attention.h"
+#include "lengths.h"
 #include "matmul.h"
 #include "operators.h"
 #include "processor.h"
@@ -940,6 +941,40 @@ static void try_suffixes(void) {
     free(estimate);
 }
 
+// -- draft lengths ---------------------------------------------------------------------------------
+
+static double *some_seconds(int64_t count, int64_t odd) {
+    double *seconds = malloc((size_t)count * sizeof *seconds);
+    for (int64_t i = 0; i < count; i++)
+        seconds[i] = odd && one_in(odd) ? (double)odd_float() : (double)below(1000) * 1e-5;
+    return seconds;
+}
+
+// Drafts of some requests with random probabilities and costs, some of them odd. No draft gets longer.
+static void try_lengths(void) {
+    const int64_t requests = from_to(1, 12), odd = oddness();
+    int64_t *offsets = malloc((size_t)(requests + 1) * sizeof *offsets);
+    int64_t *lengths = malloc((size_t)requests * sizeof *lengths);
+    offsets[0] = 0;
+    for (int64_t i = 0; i < requests; i++) offsets[i + 1] = offsets[i] + below(9);
+    const int64_t places = offsets[requests];
+    double *probs = malloc((size_t)places * sizeof *probs);
+    for (int64_t i = 0; i < places; i++)
+        probs[i] = odd && one_in(odd) ? (double)odd_float() : (double)below(101) / 100;
+    double *by_place = some_seconds(requests, odd), *by_token = some_seconds(requests, odd);
+    double *costs = some_seconds(places + 1, odd), *prompt = some_seconds(places + 1, odd);
+    const StepCosts step = {.requests = requests, .seconds = 1e-3, .drafting = (double)below(100) * 1e-5,
+                            .place_seconds = by_place, .token_seconds = by_token, .costs = costs,
+                            .prompt_costs = one_in(2) ? prompt : NULL,
+                            .least = one_in(8) ? (double)odd_float() : 0.02};
+    specops_choose_lengths(&step, offsets, probs, lengths);
+    executions++;
+    for (int64_t i = 0; i < requests; i++)
+        check(lengths[i] >= 0 && lengths[i] <= offsets[i + 1] - offsets[i], "a draft's chosen length");
+    digest_words(lengths, 2 * requests);
+    free(offsets), free(lengths), free(probs), free(by_place), free(by_token), free(costs), free(prompt);
+}
+
 // -- quantization ----------------------------------------------------------------------------------
 
 // `count` finite numbers, some of them odd.
@@ -1018,7 +1053,7 @@ int main(int count, char **arguments) {
         else if (kind < 6) try_operator(attention);
         else if (kind < 7) try_operator(norm);
         else if (kind < 9) try_sampling();
-        else if (kind < 10) try_suffixes();
+        else if (kind < 10) one_in(2) ? try_suffixes() : try_lengths();
         else if (kind < 11 && one_in(2)) try_operator(table);
         else if (kind < 11) one_in(2) ? try_rows() : try_codes();
         else if (kind < 12) try_operator(short_conv);

@@ -1,6 +1,7 @@
 """The controller against a simulated machine: its costs are given, nothing depends on a clock."""
 
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 import pytest
@@ -119,6 +120,22 @@ def test_the_likeliest_places_come_first_and_what_is_not_there_is_not_admitted()
     assert lengths == sorted(lengths, reverse=True)
     assert lengths[0] > lengths[-1]
     assert choose(proposal(1.0, most=2), proposal(1.0, most=0), proposal(1.0)) == [2, 0, MOST]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_other_lengths_give_more_tokens_per_second(seed: int) -> None:
+    rng, costs = np.random.default_rng(seed), tinyllama(0.02)
+    drafts = [rng.random(rng.integers(5)) ** 0.3 for _ in range(3)]
+
+    def rate(lengths: Sequence[int]) -> float:
+        kept = [draft[:length] for draft, length in zip(drafts, lengths, strict=True)]
+        tokens = len(kept) + sum(np.cumprod(draft).sum() for draft in kept)
+        return tokens / costs.cost(len(kept) + sum(lengths))
+
+    made = [Draft((0,) * len(draft), accept_probs=tuple(draft.tolist())) for draft in drafts]
+    lengths = choose(*(Proposal(SpeculationState(), draft=draft) for draft in made), costs=costs)
+    every = product(*(range(len(draft) + 1) for draft in drafts))
+    assert rate(lengths) == pytest.approx(max(map(rate, every)), rel=1e-12)
 
 
 def test_a_width_at_which_passes_get_dear_is_not_stepped_over_for_little() -> None:
@@ -360,6 +377,29 @@ def test_another_drafter_is_asked_only_where_it_mostly_promises_more(adaptive: b
         draft = proposal(rate, most).draft  # of the last two 0.875 and 1.176 tokens
         assert controller.asks(state, "head", draft, PASS) == asked
     assert controller.asks(state, "head", NO_DRAFT, PASS)
+
+
+def test_a_drafter_that_promises_more_is_asked_from_its_first_drafts_on() -> None:
+    controller, state, other = small_model(), SpeculationState(), proposal(0.6, 4).draft
+    for _ in range(20):  # 3.1 tokens instead of 1.3, in the time of half a token
+        assert controller.asks(state, "head", other, PASS)
+        item = proposal(0.9, 4, speculation=state, attempts=[Attempt("head", NO_DRAFT, PASS / 2)])
+        controller.asked("head", item.draft)
+        controller.stepped([outcome(item, 4)], 1, 0.0)
+
+
+def test_a_drafter_that_promised_less_is_asked_again_now_and_then() -> None:
+    """Where another one always proposes something, nothing else would correct the mean."""
+    controller, state, asked = small_model(), SpeculationState(), []
+    for step in range(3 * LONG):
+        item = proposal(0.9, 1, speculation=state)
+        if controller.asks(state, "head", item.draft, PASS):
+            asked.append(step)
+            item.attempts = [Attempt("head", item.draft, PASS / 4)]
+            controller.asked("head", NO_DRAFT)
+        controller.stepped([outcome(item, 1)], 1, 0.0)
+    assert asked[-1] > 2 * LONG
+    assert share_of(len(asked[8:]), PASS / 4, 3 * LONG) < 0.005
 
 
 def test_a_drafter_is_asked_only_for_more_than_it_takes() -> None:

@@ -7,23 +7,21 @@ remaining overhead, which `Overhead` learns.
 drafters before it, minus the time to ask it and to read texts (`credit`).
 
 `Controller.choose` decides how many draft tokens to verify. A pass over a few tokens costs little
-more than a pass over one, and all requests share it. So each place in a pass, a position of a
-request's draft, is worth the probability that it is reached: that its token and all draft tokens
-before it are accepted. The controller sorts all places by this probability and admits the most
-likely ones as long as they raise the step's tokens per second. Plain decoding is one of the
-choices. (SmartSpec, Liu et al. 2024, https://arxiv.org/abs/2406.14066, chooses one length for all
-requests by the same goodput.)
+more than a pass over one, and all requests share it. So `kernels/lengths.h` admits the most likely
+places of all drafts as long as they raise the step's tokens per second. Plain decoding is one of
+the choices. (SmartSpec, Liu et al. 2024, https://arxiv.org/abs/2406.14066, chooses one length for
+all requests by the same goodput.)
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from operator import add, mul, truediv
 from typing import NamedTuple
 
 from specops.runtime.cost_model import CostModel, mean_with
+from specops.runtime.kernels import StepCosts, library
 from specops.runtime.kvcache.prefix_cache import common_prefix
 from specops.speculation.credit import SHARE, Credit, SpeculationState
 from specops.speculation.drafters.base import MIN_REACH, NO_DRAFT, Draft
@@ -98,6 +96,7 @@ class _Account:
     asks: int = 0  # number of steps in which it was asked
     drafts: int = 0  # number of drafts that it proposed, including empty ones
     expected: float = 1.0  # mean number of tokens that its drafts promise
+    again: float = 0.0  # from then on it is asked even if others promise more
     reads: bool = False  # it must read a text before it can be asked
 
 
@@ -121,7 +120,7 @@ class Controller:
         self._pass = target.cost(1)  # seconds of a pass over one token, as measured at the start
         self._drawing = 0.0  # mean seconds to draw one token
         self._bounds: dict[tuple[int, int], float] = {}
-        self._costs: list[float] = []
+        self._costs = array("d")
         self._steps = 0
         self.now = 0.0
         # Mean seconds of a step, and of plain decoding for the same tokens.
@@ -158,7 +157,7 @@ class Controller:
         adaptive = speculation.adaptive
         if draft.tokens and account.drafts > _FIRST_ASKS:
             more = (account.expected - draft.expected) * token_seconds
-            if more <= account.asking * adaptive:
+            if more <= account.asking * adaptive and self.now < account.again:
                 return False
         return not adaptive or self._due(drafter, speculation) <= self.now
 
@@ -231,62 +230,49 @@ class Controller:
             prompt_tokens: number of prompt tokens in the pass. They widen it, and each draft token
                 widens it further.
         """
-        lengths, places = [0] * len(proposals), list[tuple[float, int]]()
-        least = self.min_reach(len(proposals), prompt_tokens)
-        for index, item in enumerate(proposals):
-            if not item.speculation.adaptive:
-                lengths[index] = len(item.draft.tokens)
-                continue
-            reached = accumulate(item.draft.accept_probs, mul)
-            places += [(-reach, index) for reach in reached if reach >= least]
-        if places and (prompt_tokens or not self.overhead.wants_plain):
-            places.sort()
-            admitted = self._admitted(proposals, places, sum(lengths), prompt_tokens)
-            for _, index in places[:admitted]:
-                lengths[index] += 1
-        return lengths
-
-    def _admitted(
-        self,
-        proposals: Sequence[Proposal],
-        places: Sequence[tuple[float, int]],
-        fixed: int,
-        prompt_tokens: int,
-    ) -> int:
-        """How many places give the most tokens per second.
-
-        In a pass with a prompt, draft tokens cost only the time that they add to the prompt's pass.
-        Their worth is their tokens minus those that a pass without a prompt would give in the same
-        time.
-
-        Args:
-            proposals: one for each decoding request in the pass.
-            places: minus the probability that it is reached, and index of the request; the most
-                likely first.
-            fixed: number of draft tokens that are verified in any case.
-            prompt_tokens: number of prompt tokens in the pass.
-        """
         pair, row = self._target.attention_seconds(1), self.overhead.draft_token
-        per_place = [item.start * pair + item.speculation.adjusting for item in proposals]
-        per_token = [self._token_of(item.speculation) for item in proposals]
-        count = len(proposals)
-        extra = sum(per_place) + sum(per_token) + self._target.state_seconds(count)
-        extra += self.overhead.seconds(count, fixed, 0) + sum(map(self._asking_of, proposals))
-        first, last = count + fixed, count + fixed + len(places)
-        costs = self._costs_up_to(last + prompt_tokens)
-        # By number of places: the expected tokens, and the seconds outside the pass.
-        tokens = [*accumulate([-missed for missed, _ in places], initial=count)]
-        adds = [  # cost of a place, and of its token if it is reached
-            row + per_place[index] - missed * per_token[index] for missed, index in places
-        ]
-        adds[0] += 0.0 if fixed else self.overhead.drafting
-        seconds = [*accumulate(adds, initial=extra)]
-        worth = [*map(truediv, tokens, map(add, seconds, costs[first : last + 1]))]
-        if prompt_tokens:
-            rate, costs = max(worth), costs[first + prompt_tokens : last + prompt_tokens + 1]
-            steps = zip(tokens, seconds, costs, strict=True)
-            worth = [came - rate * (cost + more) for came, more, cost in steps]
-        return worth.index(max(worth))
+        count, fixed, seconds = len(proposals), 0, 0.0
+        probs, offsets = array("d"), array("q", (0,))
+        places, tokens = array("d"), array("d")
+        for item in proposals:
+            speculation, draft = item.speculation, item.draft
+            if speculation.adaptive:
+                probs.extend(draft.accept_probs)
+            else:
+                fixed += len(draft.tokens)
+            offsets.append(len(probs))
+            place = item.start * pair + speculation.adjusting
+            token = self._token_of(speculation)
+            places.append(row + place)
+            tokens.append(token)
+            seconds += place + token
+            if item.attempts:
+                seconds += self._asking_of(item)
+        lengths = array("q", bytes(count * offsets.itemsize))
+        if probs and (prompt_tokens or not self.overhead.wants_plain):
+            seconds += self._target.state_seconds(count) + self.overhead.seconds(count, fixed, 0)
+            first = count + fixed
+            costs = self._costs_up_to(first + len(probs) + prompt_tokens)
+            address, size = costs.buffer_info()[0], costs.itemsize
+            step = StepCosts(
+                count,
+                seconds,
+                0.0 if fixed else self.overhead.drafting,
+                places.buffer_info()[0],
+                tokens.buffer_info()[0],
+                address + first * size,
+                address + (first + prompt_tokens) * size if prompt_tokens else None,
+                self.min_reach(count, prompt_tokens),
+            )
+            library.specops_choose_lengths(
+                step, *(values.buffer_info()[0] for values in (offsets, probs, lengths))
+            )
+        found = lengths.tolist()
+        if fixed:
+            for index, item in enumerate(proposals):
+                if not item.speculation.adaptive:
+                    found[index] = len(item.draft.tokens)
+        return found
 
     # -- learning from the outcome ---------------------------------------------------------------
 
@@ -294,7 +280,9 @@ class Controller:
         """Learn from a drafter's proposal."""
         account = self._account(drafter)
         account.drafts += 1
-        account.expected += _WEIGHT * (draft.expected - account.expected)
+        weight = max(_WEIGHT, 1 / account.drafts)
+        account.expected += weight * (draft.expected - account.expected)
+        account.again = self.now + (account.asking or self._pass) / SHARE
 
     def read(self, drafter: str, seconds: float) -> None:
         """Learn how long a drafter read texts, excluding the time to ask it."""
@@ -364,7 +352,7 @@ class Controller:
         self.now += seconds
         if not self._steps % _BOUND_STEPS:
             self._bounds.clear()
-            self._costs = []
+            self._costs = array("d")
         self._steps += 1
         self._seconds += _WEIGHT * (seconds - self._seconds)
         self._plain_seconds += _WEIGHT * (plain_seconds - self._plain_seconds)
@@ -407,10 +395,10 @@ class Controller:
         """Seconds of a step without drafts: each of the requests gets one token."""
         return self._target.cost(requests, work, requests) + self.overhead.seconds(requests)
 
-    def _costs_up_to(self, tokens: int) -> list[float]:
+    def _costs_up_to(self, tokens: int) -> array[float]:
         """Recent seconds of passes by number of tokens, at least up to this number."""
         if tokens >= len(self._costs):
-            self._costs = [0.0, *self._target.costs(1, 2 * tokens)]
+            self._costs = array("d", (0.0, *self._target.costs(1, 2 * tokens)))
         return self._costs
 
     def _token_of(self, speculation: SpeculationState) -> float:

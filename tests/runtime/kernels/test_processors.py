@@ -1,8 +1,9 @@
 """All kernels of all processors compute the same bits; those of arm64 run in an emulator.
 
 The tests compile `tests/fuzz/kernels.c` for each kind of processor and run it. The program makes
-cases of products, attention, convolutions, recurrences, norms, sampling, suffixes and
-quantization, right and wrong. It computes each with all kernels and prints a digest of the results.
+cases of products, attention, convolutions, recurrences, norms, sampling, suffixes, draft lengths
+and quantization, right and wrong. It computes each with all kernels and prints a digest of the
+results.
 `make check` sets `KERNEL_CASES`: more cases, and groups of all numbers of rows.
 """
 

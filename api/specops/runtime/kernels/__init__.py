@@ -4,6 +4,7 @@ The operators are matrix products, embedding lookups, norms, attention, short co
 kinds of recurrent states. Each computes a token independently of the rest of the pass, with the
 same bits on every processor; the headers say how. This module loads the library.
 `specops.runtime.sampling` calls `sampling.h`, `specops.runtime.suffixes` calls `suffixes.h`,
+`specops.speculation.controller` calls `lengths.h`,
 `specops.models.convert.quantize` calls `quantize.h`, `specops.runtime.kernels.packing` calls
 `tiles.c`.
 """
@@ -54,6 +55,21 @@ class Adjustment(ctypes.Structure):
     )
 
 
+class StepCosts(ctypes.Structure):
+    """Seconds of a step by its number of draft tokens; see `lengths.h`."""
+
+    _fields_ = (
+        ("requests", ctypes.c_int64),
+        ("seconds", ctypes.c_double),
+        ("drafting", ctypes.c_double),
+        ("place_seconds", ctypes.c_void_p),
+        ("token_seconds", ctypes.c_void_p),
+        ("costs", ctypes.c_void_p),
+        ("prompt_costs", ctypes.c_void_p),
+        ("least", ctypes.c_double),
+    )
+
+
 _INT, _UINT, _STRING, _POINTER = ctypes.c_int, ctypes.c_uint, ctypes.c_char_p, ctypes.c_void_p
 _SIZE, _WORD, _FLOAT, _DOUBLE = ctypes.c_int64, ctypes.c_uint64, ctypes.c_float, ctypes.c_double
 # The types of each function's result and arguments.
@@ -79,6 +95,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "estimate_floats": (_SIZE,),
     "look_up": (_SIZE, *[_POINTER] * 5, _SIZE, _SIZE, _FLOAT, _POINTER, _POINTER),
     "teach": (None, _POINTER, _POINTER),
+    "choose_lengths": (None, ctypes.POINTER(StepCosts), *[_POINTER] * 3),
     "tile_bytes": (_SIZE, _INT, *[_SIZE] * 3),
     "row_bytes": (_SIZE, _INT, _SIZE),
     "finite_rows": (_INT, _INT, _POINTER, _SIZE, _SIZE),
