@@ -21,6 +21,7 @@ from specops.runtime.kernels import NAMES
 
 OURS, OTHER = "this checkout", "the other"
 _SLOTS, _CONTEXT = 8, 1024
+_WORKER = "bench.runtime.before_worker"
 _LEAST = 0.98  # times as fast as the other: "no slower", within the machine's noise
 _FORCED = """import runpy, sys
 from specops.runtime.kernels import force
@@ -63,13 +64,14 @@ QUICK = Plan(loads=1, rounds=1, steps=2, mixed_seconds=0.5)
 
 def run(models: Sequence[BenchModel], other: Path, plan: Plan, kernels: str | None) -> Outcome:
     """Measure both checkouts with every model; see `Plan` and `kernels.force`."""
-    commands = {OURS: sys.executable, OTHER: interpreter_of(other)}
+    pythons = {OURS: sys.executable, OTHER: interpreter_of(other)}
+    commands = {side: module_command(path, _WORKER, kernels) for side, path in pythons.items()}
     found: dict[str, Turns] = {}
     for model in models:
         turns = found[model.title] = Turns()
         for load in range(plan.loads):
             progress(f"{model.title}: starting both sides, {load + 1} of {plan.loads}")
-            with _started(model, commands, kernels) as workers:
+            with _started(model, commands) as workers:
                 turns.measure(workers, plan.cases(), plan.rounds)
     return outcome(found, other, plan, kernels)
 
@@ -93,7 +95,7 @@ def module_command(python: str, module: str, kernels: str | None) -> list[str]:
 
 @contextlib.contextmanager
 def _started(
-    model: BenchModel, commands: Mapping[str, str], kernels: str | None
+    model: BenchModel, commands: Mapping[str, Sequence[str]]
 ) -> Iterator[dict[str, Worker]]:
     settings = model.settings
     names = ("model", "target", "draft", "quant", "draft_quant", "threads", "prefix_cache")
@@ -101,11 +103,10 @@ def _started(
     own |= {"slots": _SLOTS, "context": _CONTEXT}
     with contextlib.ExitStack() as stack:
         workers = {}
-        for number, (side, python) in enumerate(commands.items()):
+        for number, (side, command) in enumerate(commands.items()):
             cache = settings.cache_dir / f"before-{number}"  # each side's weight tiles and costs
             if cache.is_dir():
                 evict(cache)  # the place of weights in memory must not favour one side
-            command = module_command(python, "bench.runtime.before_worker", kernels)
             workers[side] = stack.enter_context(Worker(side, command))
             workers[side].ask("load", settings={**own, "cache_dir": str(cache)})
         yield workers
