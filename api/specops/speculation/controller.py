@@ -232,6 +232,8 @@ class Controller:
         """
         pair, row = self._target.attention_seconds(1), self.overhead.draft_token
         count, fixed, seconds = len(proposals), 0, 0.0
+        # All drafts' probabilities; for each request where its draft ends there, and the seconds of
+        # a place and of a token outside passes.
         probs, offsets = array("d"), array("q", (0,))
         places, tokens = array("d"), array("d")
         for item in proposals:
