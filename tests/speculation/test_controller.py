@@ -268,6 +268,17 @@ def test_what_verifying_takes_once_a_step_is_not_counted_as_the_draft_tokens_tim
     assert overhead.seconds(4, 2, 5) == pytest.approx(106e-6, rel=0.05)
 
 
+def test_first_steps_that_waited_for_a_core_cannot_make_draft_tokens_dearer_than_requests() -> None:
+    """Nothing is expected yet, so nothing is capped: drafts seemed not to pay, often for good."""
+    overhead = Overhead()
+    for step in range(64):
+        drafted, requests = 4 * (step % 8 == 0), 4 - (step % 5 == 0)
+        seconds = 80e-6 + 0.5e-3 * drafted if drafted else 320e-6 / requests
+        overhead.observe(requests, drafted, requests + drafted // 2, seconds)
+    assert 0 < overhead.draft_token < 25e-6  # 80 us by four requests
+    assert overhead.drafting < 100e-6
+
+
 def test_steps_without_drafts_come_until_one_is_observed() -> None:
     """Those in which a request comes or ends are not: drafts once seemed to pay for good."""
     controller, asked = Controller(tinyllama(), MOST), proposal(0.9)

@@ -48,7 +48,7 @@ class Overhead:
         """
         return self._drafted >= self._most_drafted
 
-    def seconds(self, requests: int, draft_tokens: int = 0, tokens: float | None = None) -> float:
+    def seconds(self, requests: float, draft_tokens: int = 0, tokens: float | None = None) -> float:
         """Seconds of a step outside passes.
 
         Args:
@@ -103,6 +103,10 @@ class Overhead:
             del kept[int(part.argmin())]
         self.step, self.drafting, self.request, self.draft_token, self.token = found.tolist()
         drafted, tokens = self._sums[1, 1].item(), self._sums[3, 3].item()
-        self.drafting *= drafted / (drafted + _DOUBT)
-        # A row of logits takes no longer than a whole step without drafts of one request.
-        self.draft_token = min(self.draft_token * tokens / (tokens + _DOUBT), self.seconds(1))
+        # The usual step without drafts is known best. Draft tokens do not double its time, and each
+        # takes no longer than a request. Otherwise a few that waited for a core in the first steps,
+        # where nothing is expected yet, could end all drafting.
+        requests = (self._sums[0, 2] / self._sums[0, 0]).item()
+        plain = self.seconds(requests)
+        self.drafting = min(self.drafting * drafted / (drafted + _DOUBT), plain)
+        self.draft_token = min(self.draft_token * tokens / (tokens + _DOUBT), plain / requests)
