@@ -29,6 +29,7 @@ from bench.speculation import ways
 from bench.speculation.scripts import Script, ScriptedLookup, continuations, follow
 from bench.speculation.ways import PLAIN, Config, Measured, Runner, Sizes
 from bench.tools.report import Outcome, Summary, Table, Target, progress, ratios
+from specops.runtime.kernels import kernel
 from specops.speculation.drafters.base import Drafter
 from specops.speculation.drafters.guessing import GuessingDrafter
 
@@ -186,8 +187,9 @@ def outcome(found: Mapping[str, tuple[Plan, Mapping[Cell, Measured]]], name: str
         for model, (plan, _) in found.items()
     ]
     how = (
-        "greedy; prompts come from the prefix cache; total times of rounds, ways in turns: median "
-        "and quartiles; best: over all rounds, of plain decoding and every length"
+        f"greedy; {kernel()} kernels; prompts come from the prefix cache; total times of rounds, "
+        "ways in turns: median and quartiles; best: over all rounds, of plain decoding and every "
+        "length"
     )
     title = "Adaptive drafts, plain decoding and the best fixed length"
     table = Table.of(title, [row.cells for row in rows], (how, *sizes, _SIMULATED))
