@@ -269,12 +269,10 @@ class Controller:
             library.specops_choose_lengths(
                 step, *(values.buffer_info()[0] for values in (offsets, probs, lengths))
             )
-        found = lengths.tolist()
-        if fixed:
-            for index, item in enumerate(proposals):
-                if not item.speculation.adaptive:
-                    found[index] = len(item.draft.tokens)
-        return found
+        return [
+            length if item.speculation.adaptive else len(item.draft.tokens)
+            for item, length in zip(proposals, lengths, strict=True)
+        ]
 
     # -- learning from the outcome ---------------------------------------------------------------
 
