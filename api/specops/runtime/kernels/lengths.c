@@ -2,8 +2,6 @@
 
 #include "lengths.h"
 
-#include <stddef.h>
-
 // The request whose next place is the likeliest; -1 if no place is left. Of equal ones the first.
 static int64_t next_request(const StepCosts *step, const int64_t *offsets, const double *reached,
                             const int64_t *lengths) {
