@@ -95,7 +95,7 @@ class _Account:
     asking: float = 0.0  # mean seconds per request asked for
     asks: int = 0  # number of steps in which it was asked
     drafts: int = 0  # number of drafts that it proposed, including empty ones
-    expected: float = 1.0  # mean number of tokens that its drafts promise
+    expected: float = 0.0  # mean number of tokens that its drafts promise; the first one sets it
     again: float = 0.0  # from then on it is asked even if others promise more
     reads: bool = False  # it must read a text before it can be asked
 
