@@ -512,3 +512,12 @@ def test_reading_texts_counts_and_stops_where_it_does_not_pay() -> None:
         for _ in range(10):
             controller.stepped([outcome(proposal(0.0, 0, speculation=state), 0)], 1, 0.0)
     assert 4 < reads < 4000 * 10 * 0.006 / 2
+
+
+def test_short_answers_are_not_asked_for_all_the_time_where_reading_them_took_nothing() -> None:
+    controller, made = small_model(), 0
+    for _ in range(LONG):
+        text = SpeculationState()
+        assert controller.reads("suffix", text)
+        made += look_up(controller, text, 16, took=PASS / 10)
+    assert share_of(made, PASS / 10, 16 * LONG) < 0.01

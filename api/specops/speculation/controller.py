@@ -180,8 +180,11 @@ class Controller:
         """
         if not self.asks(speculation, drafter):
             return False
-        if drafter not in speculation.credits:  # reading uses up all that the others have left
-            speculation.credits[drafter] = Credit(self._target.cost(1))
+        if drafter not in speculation.credits:
+            account = self._account(drafter)
+            own = speculation.credits[drafter] = account.credit.of_request()
+            if account.reads:  # reading uses up all that the others have left
+                own.seconds = self._target.cost(1)
         return True
 
     def _due(self, drafter: str, speculation: SpeculationState) -> float:
