@@ -26,7 +26,7 @@ class Plan:
     loads: tuple[int, ...] = (1, 4, 8)
 
 
-FULL = Plan(16, Sizes(new_tokens=128, rounds=6))
+FULL = Plan(16, Sizes(new_tokens=128, rounds=20))
 QUICK = Plan(2, Sizes(new_tokens=16), loads=(2,))
 
 Loads = dict[str, dict[int, Measured]]  # by text, then by requests at once
