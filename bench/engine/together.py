@@ -9,6 +9,7 @@ which some answers finish early, while plain answers of one length finish togeth
 
 from __future__ import annotations
 
+import gc
 import itertools
 import time
 from collections.abc import Mapping, Sequence
@@ -125,6 +126,7 @@ def run_together(
             scheduler.add(replace(engine.admit(request), request_id=name))
 
     tokens, steps, seconds, drafts = 0, 0, 0.0, list[Draft]()
+    gc.freeze()  # as in a server: otherwise a full collection visits all earlier answers: 0.2 s
     start = time.perf_counter()
     ask(clients)
     while scheduler.busy:
