@@ -46,7 +46,8 @@ class Plan:
     """How much to measure.
 
     Many clients at once finish quickly: they get as many more rounds as `steps` steps need. There
-    are as many prompts as clients, but at least `prompts`.
+    are as many prompts as clients, but at least `prompts`. A lookup is measured alone, or only in
+    front of a head or a draft model.
     """
 
     new_tokens: int
@@ -56,10 +57,11 @@ class Plan:
     clients: Sequence[int] = (1, 4, 8, 16)
     levels: Sequence[float] = (0.9, 0.7, 0.5, 0.3)  # of simulated acceptance
     lengths: Sequence[int] = (1, 2, 4, 8)
+    lookup_alone: bool = True
 
 
 FULL = Plan(64, rounds=5, steps=640)
-SLOW = Plan(24, rounds=3, prompts=4, clients=(1, 8), lengths=(1, 2, 4))
+SLOW = Plan(24, rounds=3, prompts=4, lengths=(1, 2, 4), lookup_alone=False)
 QUICK = Plan(16, rounds=1, prompts=2, clients=(1, 2), levels=(0.9, 0.3), lengths=(1, 3))
 Cell = tuple[str, int, float]
 """A drafter, the number of clients, and the acceptance."""
@@ -106,7 +108,9 @@ def measure(model: BenchModel, prompts: Sequence[Prompt], plan: Plan) -> dict[Ce
     lookup = ScriptedLookup(Script(_BESIDE, known, vocab_size=engine.info.vocab_size, seed=1))
     for level in plan.levels:
         script = Script(level, known, vocab_size=engine.info.vocab_size)
-        chains: dict[str, tuple[Drafter, ...]] = {ScriptedLookup.name: (ScriptedLookup(script),)}
+        chains = dict[str, tuple[Drafter, ...]]()
+        if plan.lookup_alone or not models:
+            chains[ScriptedLookup.name] = (ScriptedLookup(script),)
         for drafter in models:
             follow(drafter, script)
             chains |= {drafter.name: (drafter,), f"lookup and {drafter.name}": (lookup, drafter)}
