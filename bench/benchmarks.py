@@ -13,7 +13,7 @@ from bench.models import CACHE, LAYER_KINDS, BenchModel, chosen, configured, lay
 from bench.peers import compare as peers
 from bench.peers import quality
 from bench.prompts import CATEGORIES, CODE, CREATIVE, by_category, code, from_file
-from bench.runtime import attention, before, kernels
+from bench.runtime import attention, before, kernels, products
 from bench.scale import scale
 from bench.serving import at_once, long, order
 from bench.speculation import adaptive, chat, compare, concurrency, equality, mtp
@@ -123,6 +123,11 @@ BENCHMARKS = {
         attention.FULL, attention.QUICK,
         "attention alone by past, rows and cache, against another checkout",
     ),
+    "products": Benchmark(
+        lambda o, plan: products.run(chosen(products.WEIGHTS, o.only), _other(o), plan),
+        products.FULL, products.QUICK,
+        "products with weights alone by type and rows, against another checkout",
+    ),
     "before": Benchmark(_before, before.FULL, before.QUICK, "steps, against another checkout"),
     "caps": Benchmark(caps.run, None, caps.QUICK_SECONDS, "the service under memory caps (root)"),
     "shapes": Benchmark(
@@ -181,7 +186,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--other",
         type=Path,
-        help="attention, before, long, order: another checkout, with its .venv",
+        help="attention, before, long, order, products: another checkout, with its .venv",
     )
     parser.add_argument(
         "--rate", type=float, action="append", default=[],
@@ -195,8 +200,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only",
         default="",
-        help="adaptive, attention, caps, equality, long, shapes, mtp: cases whose names contain "
-        f"this, or one of A,B,C (long: by default only the configured model, not {long.SHAPE})",
+        help="adaptive, attention, caps, equality, long, mtp, products, shapes: cases whose names "
+        "contain this, or one of A,B,C (long: by default only the configured model, not "
+        f"{long.SHAPE})",
     )
     flag("--llama", "long: first tokens of llama.cpp with a q8_0 cache, too; installs it first")
     flag("--soak", "caps: ten minutes of load from six clients")

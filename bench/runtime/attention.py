@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
-from bench.runtime.before import OTHER, OURS, interpreter_of
+from bench.runtime.before import KERNELS, OTHER, OURS, Side, interpreter_of
 from bench.tools.quiet import Case, Turns
 from bench.tools.report import Outcome, Summary, Table, progress, ratios
 from bench.tools.worker import Worker
-from specops.runtime.kernels import BLOCK_TOKENS, NAMES, block_bytes
+from specops.runtime.kernels import BLOCK_TOKENS, block_bytes
 from specops.system.cpus import available_threads
 
 SHAPES = {  # layers, heads, key-value heads, head size, context
@@ -30,7 +29,6 @@ ROWS = {  # requests, tokens of each, whether they share a prefix
     "16 tokens": (1, 16, False),
     "128 tokens": (1, 128, False),
 }
-_KERNELS = [name for name in ("AVX512-VNNI", "AVX2") if name in NAMES] or NAMES[:1]
 _SIDES = ((OTHER, "fp16"), (OTHER, "int8"), (OURS, "int8"))
 
 
@@ -44,23 +42,6 @@ class Plan:
 
 
 FULL, QUICK = Plan((500, 2000, 4000, 7000), 3, 3), Plan((500,), 1, 1)
-
-
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """One checkout's kernels with one type of cache."""
-
-    worker: Worker
-    asked: dict[str, str]
-
-    @property
-    def pid(self) -> int:
-        """The worker's process id; sides of the same checkout share it."""
-        return self.worker.pid
-
-    def ask(self, **values: int) -> Any:
-        """Seconds of each pass."""
-        return self.worker.ask("passes", **values, **self.asked)
 
 
 def run(shapes: Sequence[str], other: Path, plan: Plan) -> Outcome:
@@ -86,8 +67,10 @@ def run(shapes: Sequence[str], other: Path, plan: Plan) -> Outcome:
                 asked = dict(zip(names, SHAPES[shape][:-1], strict=True))
                 workers[side].ask("load", threads=available_threads(), **asked)
             sides = {
-                _name(kernel, side, dtype): _Side(workers[side], {"kernel": kernel, "dtype": dtype})
-                for kernel, (side, dtype) in product(_KERNELS, _SIDES)
+                _name(kernel, side, dtype): Side(
+                    workers[side], "passes", {"kernel": kernel, "dtype": dtype}
+                )
+                for kernel, (side, dtype) in product(KERNELS, _SIDES)
             }
             bandwidth = workers[OURS].ask("bandwidth")
             turns.measure(sides, _cases(own), own.rounds)
@@ -117,7 +100,7 @@ def _cases(plan: Plan) -> list[Case]:
 def _table(shape: str, turns: Turns, plan: Plan, bandwidth: float) -> Table:
     layers, _, kv_heads, size, _ = SHAPES[shape]
     rows = []
-    for kernel, past, name in product(_KERNELS, plan.pasts, ROWS):
+    for kernel, past, name in product(KERNELS, plan.pasts, ROWS):
         title, (requests, _, shared) = _title(past, name), ROWS[name]
         halves, before, now = (turns.ms[title][_name(kernel, *side)] for side in _SIDES)
         blocks = past / BLOCK_TOKENS * (1 if shared else requests)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.memory.cgroup import evict
 from bench.models import BenchModel
@@ -20,6 +21,8 @@ from specops.config import ConfigError
 from specops.runtime.kernels import NAMES
 
 OURS, OTHER = "this checkout", "the other"
+KERNELS = [name for name in ("AVX512-VNNI", "AVX2") if name in NAMES] or NAMES[:1]
+"""The kernels that are compared one by one: the fastest of most servers, and of the others."""
 _SLOTS, _CONTEXT = 8, 1024
 _WORKER = "bench.runtime.before_worker"
 _LEAST = 0.98  # times as fast as the other: "no slower", within the machine's noise
@@ -60,6 +63,24 @@ class Plan:
 
 FULL = Plan(loads=2, rounds=9, steps=12, mixed_seconds=10.0)
 QUICK = Plan(loads=1, rounds=1, steps=2, mixed_seconds=0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the ways to compute that share a checkout's process, such as one of its kernels."""
+
+    worker: Worker
+    do: str  # what the worker is asked to do
+    asked: Mapping[str, str]
+
+    @property
+    def pid(self) -> int:
+        """The worker's process id."""
+        return self.worker.pid
+
+    def ask(self, **values: object) -> Any:
+        """Seconds of each pass."""
+        return self.worker.ask(self.do, **values, **self.asked)
 
 
 def run(models: Sequence[BenchModel], other: Path, plan: Plan, kernels: str | None) -> Outcome:

@@ -23,7 +23,7 @@ from specops.runtime.session import Session, load, plain_options, share_threads
 from specops.system.cpus import available_threads
 
 COLUMNS, DEPTH, PRODUCTS = 2048, 2048, 8
-HALVES = {WeightType.Q4_K: (0, 2), WeightType.Q6_K: (208,)}  # offsets of float16 in a block of 256
+FINITE = np.uint8(0xBF)  # clears the highest bit of float16 exponents, wherever a type has its scales
 
 
 def tiles(random: np.random.Generator, name: str) -> tuple[WeightType, npt.NDArray[np.uint8], int]:
@@ -35,17 +35,14 @@ def tiles(random: np.random.Generator, name: str) -> tuple[WeightType, npt.NDArr
         codes = random.integers(0, 256, shape, np.uint8)
         return *pack(codes, scales, None, bits=bits, block=block), block
     type = WeightType[name]
-    raw = random.integers(0, 256, (COLUMNS, row_bytes(type, DEPTH)), np.uint8)
-    blocks = raw.reshape(COLUMNS, DEPTH // 256, -1)
-    for place in HALVES[type]:
-        blocks[..., place : place + 2] = np.array([0.125], np.float16).view(np.uint8)
+    raw = random.integers(0, 256, (COLUMNS, row_bytes(type, DEPTH)), np.uint8) & FINITE
     return type, pack_rows(raw, type, DEPTH), 32
 
 
-def opened(weights: tuple[WeightType, npt.NDArray[np.uint8], int]) -> Session:
-    """A session of products that uses the current kernels."""
+def opened(weights: tuple[WeightType, npt.NDArray[np.uint8], int], products: int) -> Session:
+    """A session of products, each with its copy of the weights, that uses the current kernels."""
     type, packed, block = weights
-    names = [f"y{index}" for index in range(PRODUCTS)]
+    names = [f"y{index}" for index in range(products)]
     fixed = {"K": DEPTH, "N": [COLUMNS], "types": [int(type)], "block_size": block}
     fixed |= {"bias": 0, "input": 0, "epsilon": 0.0}
     nodes = [
@@ -79,7 +76,7 @@ def main() -> int:
         weights, sessions = tiles(random, kind), {}
         for name in kernels.NAMES:  # a session keeps the kernels with which it was opened
             kernels.force(name)
-            sessions[name] = opened(weights)
+            sessions[name] = opened(weights, PRODUCTS)
         for rows in options.rows:
             x = random.normal(size=(rows, DEPTH)).astype(np.float32)
             found = {name: one.run(None, {"x": x})[0].tobytes() for name, one in sessions.items()}

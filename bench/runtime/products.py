@@ -1,0 +1,93 @@
+"""Times products with weights of every type, with the kernels of two checkouts, in turns.
+
+The weights do not fit into the last cache of most processors, so few rows wait for memory and many
+for arithmetic, as in a pass.
+"""
+
+import contextlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import median
+
+from bench.runtime.before import KERNELS, OTHER, OURS, Side, interpreter_of
+from bench.tools.quiet import Case, Turns
+from bench.tools.report import Outcome, Summary, Table, progress, ratios
+from bench.tools.worker import Worker
+from specops.system.cpus import available_threads
+
+WEIGHTS = (
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL",
+    "IQ4_XS", "MXFP4", "INT4", "INT8",
+)  # fmt: skip
+_WORKER = "bench.runtime.products_worker"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured: the times of each side and round, by number of rows."""
+
+    times: Mapping[int, int]
+    rounds: int
+
+
+FULL, QUICK = Plan({1: 8, 4: 8, 512: 1}, 7), Plan({1: 1, 4: 1}, 1)
+
+
+def run(types: Sequence[str], other: Path, plan: Plan) -> Outcome:
+    """Measure the products of each type of `WEIGHTS`."""
+    pythons, found = {OTHER: interpreter_of(other), OURS: sys.executable}, dict[str, Turns]()
+    with contextlib.ExitStack() as stack:
+        workers = {
+            side: stack.enter_context(Worker(side, (python, "-m", _WORKER)))
+            for side, python in pythons.items()
+        }
+        for worker in workers.values():
+            worker.ask("load", threads=available_threads())
+        sides = {
+            _name(kernel, side): Side(workers[side], "products", {"kernel": kernel})
+            for kernel, side in product(KERNELS, pythons)
+        }
+        for weights in types:
+            progress(f"products with {weights}")
+            found[weights] = Turns()
+            found[weights].measure(sides, _cases(weights, plan), plan.rounds)
+    tables = [_table(kernel, found, plan) for kernel in KERNELS]
+    milliseconds = {weights: turns.ms for weights, turns in found.items()}
+    return Outcome({"other": other.name, "milliseconds": milliseconds}, tables)
+
+
+def _name(kernel: str, side: str) -> str:
+    return f"{kernel}, {side}"
+
+
+def _cases(weights: str, plan: Plan) -> list[Case]:
+    def case(rows: int, count: int) -> Case:
+        asked = {"weights": weights, "rows": rows, "count": count}
+        return Case(str(rows), lambda side: side.ask(**asked))
+
+    return [case(rows, count) for rows, count in plan.times.items()]
+
+
+def _table(kernel: str, found: Mapping[str, Turns], plan: Plan) -> Table:
+    table, shares = [], [list[float]() for _ in plan.times]
+    for weights, turns in found.items():
+        row = [weights]
+        for rows, kept in zip(plan.times, shares, strict=True):
+            before, now = (turns.ms[str(rows)][_name(kernel, side)] for side in (OTHER, OURS))
+            share = Summary.of(ratios(now, before))
+            kept.append(share.median)
+            row += [f"{Summary.of(now).median:.2f}", share.spread()]
+        table.append(row)
+    for name, one in (("median", median), ("worst", max)):
+        table.append([name, *(cell for kept in shares for cell in ("", f"{one(kept):.2f}"))])
+    columns = ["weights"]
+    for rows in plan.times:
+        columns += [f"{rows} rows, ms".replace("1 rows", "1 row"), "share of the other's"]
+    notes = (
+        f"{plan.rounds} rounds; medians with quartiles, ratios round by round",
+        *dict.fromkeys(turns.note for turns in found.values()),
+    )
+    return Table(f"Products with weights against another checkout: {kernel}", columns, table, notes)
