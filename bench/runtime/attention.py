@@ -1,16 +1,13 @@
 """Times attention in a pass by past and rows, with the caches of two checkouts, in turns."""
 
-import contextlib
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from bench.runtime.before import KERNELS, OTHER, OURS, Side, interpreter_of
+from bench.runtime.before import KERNELS, OTHER, OURS, Side, checkouts
 from bench.tools.quiet import Case, Turns
 from bench.tools.report import Outcome, Summary, Table, progress, ratios
-from bench.tools.worker import Worker
 from specops.runtime.kernels import BLOCK_TOKENS, block_bytes
 from specops.system.cpus import available_threads
 
@@ -52,20 +49,16 @@ def run(shapes: Sequence[str], other: Path, plan: Plan) -> Outcome:
         other: the other checkout.
         plan: how much to measure.
     """
-    commands = {OURS: sys.executable, OTHER: interpreter_of(other)}
     names = ("layers", "heads", "kv_heads", "size")
     tables, result = [], {}
     for shape in shapes:
         progress(f"attention of {shape}")
         pasts = tuple(past for past in plan.pasts if past < SHAPES[shape][-1])
         own, turns = replace(plan, pasts=pasts), Turns()
-        with contextlib.ExitStack() as stack:
-            workers = {}
-            for side, python in commands.items():
-                command = (python, "-m", "bench.runtime.attention_worker")
-                workers[side] = stack.enter_context(Worker(side, command))
+        with checkouts(other, "bench.runtime.attention_worker") as workers:
+            for worker in workers.values():
                 asked = dict(zip(names, SHAPES[shape][:-1], strict=True))
-                workers[side].ask("load", threads=available_threads(), **asked)
+                worker.ask("load", threads=available_threads(), **asked)
             sides = {
                 _name(kernel, side, dtype): Side(
                     workers[side], "passes", {"kernel": kernel, "dtype": dtype}

@@ -85,14 +85,13 @@ class Side:
 
 def run(models: Sequence[BenchModel], other: Path, plan: Plan, kernels: str | None) -> Outcome:
     """Measure both checkouts with every model; see `Plan` and `kernels.force`."""
-    pythons = {OURS: sys.executable, OTHER: interpreter_of(other)}
-    commands = {side: module_command(path, _WORKER, kernels) for side, path in pythons.items()}
     found: dict[str, Turns] = {}
     for model in models:
         turns = found[model.title] = Turns()
         for load in range(plan.loads):
             progress(f"{model.title}: starting both sides, {load + 1} of {plan.loads}")
-            with _started(model, commands) as workers:
+            with checkouts(other, _WORKER, kernels) as workers:
+                _load(model, workers)
                 turns.measure(workers, plan.cases(), plan.rounds)
     return outcome(found, other, plan, kernels)
 
@@ -115,22 +114,29 @@ def module_command(python: str, module: str, kernels: str | None) -> list[str]:
 
 
 @contextlib.contextmanager
-def _started(
-    model: BenchModel, commands: Mapping[str, Sequence[str]]
-) -> Iterator[dict[str, Worker]]:
+def checkouts(other: Path, module: str, kernels: str | None = None) -> Iterator[dict[str, Worker]]:
+    """A process of this checkout and one of another, both of which run a module.
+
+    Raises:
+        ConfigError: the other checkout has no environment.
+    """
+    with contextlib.ExitStack() as stack:
+        yield {
+            side: stack.enter_context(Worker(side, module_command(python, module, kernels)))
+            for side, python in ((OURS, sys.executable), (OTHER, interpreter_of(other)))
+        }
+
+
+def _load(model: BenchModel, workers: Mapping[str, Worker]) -> None:
     settings = model.settings
     names = ("model", "target", "draft", "quant", "draft_quant", "threads", "prefix_cache")
     own = {name: getattr(settings, name) for name in names}
     own |= {"slots": _SLOTS, "context": _CONTEXT}
-    with contextlib.ExitStack() as stack:
-        workers = {}
-        for number, (side, command) in enumerate(commands.items()):
-            cache = settings.cache_dir / f"before-{number}"  # each side's weight tiles and costs
-            if cache.is_dir():
-                evict(cache)  # the place of weights in memory must not favour one side
-            workers[side] = stack.enter_context(Worker(side, command))
-            workers[side].ask("load", settings={**own, "cache_dir": str(cache)})
-        yield workers
+    for number, worker in enumerate(workers.values()):
+        cache = settings.cache_dir / f"before-{number}"  # each side's weight tiles and costs
+        if cache.is_dir():
+            evict(cache)  # the place of weights in memory must not favour one side
+        worker.ask("load", settings={**own, "cache_dir": str(cache)})
 
 
 def outcome(found: Mapping[str, Turns], other: Path, plan: Plan, kernels: str | None) -> Outcome:

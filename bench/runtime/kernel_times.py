@@ -23,7 +23,7 @@ from specops.runtime.session import Session, load, plain_options, share_threads
 from specops.system.cpus import available_threads
 
 COLUMNS, DEPTH, PRODUCTS = 2048, 2048, 8
-FINITE = np.uint8(0xBF)  # clears the highest bit of float16 exponents, wherever a type has its scales
+FINITE = np.uint8(0xBF)  # clears exponents' highest bit: all float16 scales stay finite
 
 
 def tiles(random: np.random.Generator, name: str) -> tuple[WeightType, npt.NDArray[np.uint8], int]:

@@ -4,18 +4,15 @@ The weights do not fit into the last cache of most processors, so few rows wait 
 for arithmetic, as in a pass.
 """
 
-import contextlib
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import median
 
-from bench.runtime.before import KERNELS, OTHER, OURS, Side, interpreter_of
+from bench.runtime.before import KERNELS, OTHER, OURS, Side, checkouts
 from bench.tools.quiet import Case, Turns
 from bench.tools.report import Outcome, Summary, Table, progress, ratios
-from bench.tools.worker import Worker
 from specops.system.cpus import available_threads
 
 WEIGHTS = (
@@ -38,17 +35,13 @@ FULL, QUICK = Plan({1: 8, 4: 8, 512: 1}, 7), Plan({1: 1, 4: 1}, 1)
 
 def run(types: Sequence[str], other: Path, plan: Plan) -> Outcome:
     """Measure the products of each type of `WEIGHTS`."""
-    pythons, found = {OTHER: interpreter_of(other), OURS: sys.executable}, dict[str, Turns]()
-    with contextlib.ExitStack() as stack:
-        workers = {
-            side: stack.enter_context(Worker(side, (python, "-m", _WORKER)))
-            for side, python in pythons.items()
-        }
+    found = dict[str, Turns]()
+    with checkouts(other, _WORKER) as workers:
         for worker in workers.values():
             worker.ask("load", threads=available_threads())
         sides = {
             _name(kernel, side): Side(workers[side], "products", {"kernel": kernel})
-            for kernel, side in product(KERNELS, pythons)
+            for kernel, side in product(KERNELS, workers)
         }
         for weights in types:
             progress(f"products with {weights}")
