@@ -26,7 +26,7 @@ enum { AS_IT_IS, NORM, LAYER_NORM, GELU, SILU_GATE, GELU_GATE, OUTPUT_GATE, SOFT
 // The sums of activations' codes that kernels need, by the weights' form; one number a block, or two,
 // for its first and last 16, if weights have a scale for each 16.
 //   STARTS  no offsets: the sums of products start with -middle * sum
-//   SUMS    zero points, or minima for each 16: sum
+//   SUMS    zero points: sum; minima for each 16: sum, as a float32, which holds it exactly
 //   SCALED  offsets: the activations' scale * sum
 enum { STARTS, SUMS, SCALED };
 typedef union {
@@ -115,8 +115,7 @@ typedef struct {
     int most;      // rows of a group otherwise
     int step;      // ... which has a multiple of this number, or `most`
     int bytes;     // of a code of activations: 1, or more if the kernel stores it in another form
-    // Whether codes of 8 bits, and numbers of tables, are multiplied as signed numbers: minus 128, or minus
-    // the table's middle.
+    // Whether codes of 8 bits and IQ4's numbers are multiplied as signed numbers; see `lowered_by`.
     int is_signed;
     // Computes a row of the input into `activated`; not for AS_IT_IS.
     void (*activate)(const Input *input, int64_t row, int64_t depth);
@@ -130,8 +129,9 @@ typedef struct {
 // Number of terms that a block of a form adds to a row's total: one, or one for each 16 of K.
 static inline int halves_of(const Form f) { return f.scales >= SIXTEEN ? 2 : 1; }
 
-// The number that a kernel with signed numbers subtracts from codes of 8 bits and from a table's numbers.
-static inline int lowered_by(const Form f) { return f.low == 8 ? 128 : f.table ? f.middle : 0; }
+// The number that a kernel with signed numbers subtracts from codes of 8 bits and from IQ4's numbers. Those of
+// E2M1 are at most 24.
+static inline int lowered_by(const Form f) { return f.low == 8 ? 128 : f.table == IQ4 ? f.middle : 0; }
 
 extern const MatmulKernel MATMUL_PLAIN, MATMUL_AVX2, MATMUL_AVX512, MATMUL_VNNI256, MATMUL_VNNI512;
 extern const MatmulKernel MATMUL_DOTPROD, MATMUL_I8MM;

@@ -156,6 +156,7 @@ INLINE void put_terms(const Terms *terms, Term *at, int count, const Rounded *bl
     for (int half = 0; half < terms->halves; half++) {
         const int32_t sum = half ? all - first : first;
         if (terms->kind == SCALED) at[half * count].scaled = block->scale * (float)sum;
+        else if (terms->kind == SUMS && terms->halves == 2) at[half * count].scaled = (float)sum;
         else at[half * count].whole = terms->kind == SUMS ? sum : -terms->middle * sum;
     }
 }

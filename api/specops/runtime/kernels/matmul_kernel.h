@@ -20,9 +20,9 @@
 
 // -- codes -----------------------------------------------------------------------------------------
 
-// The constants on which a kernel's code depends: the planes of a form, whether it has a table, the kind of its
-// terms, and whether the codes have been unpacked: a line for each 4 of K. Weights with a plane of twos have a
-// scale for each 16 of K, and blocks of 32.
+// The constants on which a kernel's code depends: the planes of a form, its table, the kind of its terms, and
+// whether the codes have been unpacked: a line for each 4 of K. Weights with a plane of twos have a scale for
+// each 16 of K, and blocks of 32.
 typedef struct {
     int low, twos, ones, table, kind, unpacked;
 } Planes;
@@ -30,14 +30,15 @@ typedef struct {
 // DO(LOW, TWOS, ONES, TABLE, KIND) for each combination that a type has, and its key. Kinds as constants save
 // the kernels a tenth of the time of one token from the cache; forms of scales would save nothing more.
 #define EACH_PLANES(DO)                                                                   \
-    DO(4, 0, 0, 0, STARTS) DO(4, 0, 0, 0, SUMS) DO(4, 0, 0, 0, SCALED) DO(4, 0, 0, 1, STARTS) \
-    DO(4, 0, 1, 0, STARTS) DO(4, 0, 1, 0, SCALED) DO(8, 0, 0, 0, STARTS) DO(8, 0, 0, 0, SUMS) \
+    DO(4, 0, 0, 0, STARTS) DO(4, 0, 0, 0, SUMS) DO(4, 0, 0, 0, SCALED) DO(8, 0, 0, 0, STARTS) \
+    DO(8, 0, 0, 0, SUMS) DO(4, 0, 0, IQ4, STARTS) DO(4, 0, 0, E2M1, STARTS)               \
+    DO(4, 0, 1, 0, STARTS) DO(4, 0, 1, 0, SCALED)                                         \
     DO(4, 2, 0, 0, STARTS) DO(0, 2, 0, 0, SUMS) DO(0, 2, 1, 0, STARTS)
 #define PLANES_KEY(LOW, TWOS, ONES, TABLE, KIND) \
-    ((KIND) << 8 | (LOW) << 4 | (TWOS) << 2 | (ONES) << 1 | (TABLE))
+    ((KIND) << 10 | (TABLE) << 8 | (LOW) << 4 | (TWOS) << 2 | (ONES) << 1)
 
 static inline int planes_key(const Form *f, int kind) {
-    return PLANES_KEY(f->low, f->twos, f->ones, f->table != NO_TABLE, kind);
+    return PLANES_KEY(f->low, f->twos, f->ones, f->table, kind);
 }
 
 // Before it includes this file, a kernel defines REGISTER, the bytes of its registers, and LOWERED, the number
@@ -48,11 +49,11 @@ typedef uint8_t BytesAt __attribute__((vector_size(REGISTER), aligned(1), may_al
 
 INLINE Bytes bytes_at(const uint8_t *from) { return *(const BytesAt *)from; }
 
-// The table's numbers in each 16 bytes of a register, minus their middle if the kernel's numbers are signed.
+// The table's numbers in each 16 bytes of a register, as the kernel multiplies them.
 INLINE Bytes table_of(const Form f) {
     const uint8_t *numbers = numbers_of_table(f.table);
     Bytes spread;
-    for (int i = 0; i < REGISTER; i++) spread[i] = (uint8_t)(numbers[i % 16] - (LOWERED ? f.middle : 0));
+    for (int i = 0; i < REGISTER; i++) spread[i] = (uint8_t)(numbers[i % 16] - (LOWERED ? lowered_by(f) : 0));
     return spread;
 }
 
@@ -112,7 +113,7 @@ INLINE Numbers numbers_of(const Planes p, Bytes table, const uint8_t *unit, cons
 }
 
 // Whether a kernel without unsigned numbers of 8 bits multiplies magnitudes by codes with the numbers' signs.
-INLINE int has_signs(const Planes p) { return p.low == 8 || p.table; }
+INLINE int has_signs(const Planes p) { return p.low == 8 || p.table == IQ4; }
 
 // Bytes of a unit, 32 of K. Unpacked numbers with signs have two lines each.
 INLINE int64_t unit_bytes(const Planes p) {
@@ -222,7 +223,7 @@ INLINE void add_sixteens(const int kind, const int count, const Factors *f, cons
     }
     for (int row = 0; kind == SUMS && row < count; row++) {
         const Floats sum =
-            f->offsets[0] * (float)terms[row].whole + f->offsets[1] * (float)terms[count + row].whole;
+            f->offsets[0] * terms[row].scaled + f->offsets[1] * terms[count + row].scaled;
         less[row] = sum * s[row] + less[row];
     }
 }

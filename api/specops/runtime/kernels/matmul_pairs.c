@@ -103,7 +103,7 @@ INLINE void multiply_block(const Planes p, const int count, Bytes table, int64_t
     const int large = has_signs(p), bits = p.low + p.twos + p.ones;
     const int halves = p.twos ? 2 : 1, words = WORDS / halves, together = TOGETHER(p, count);
     // Words whose products a sum of 16 bits holds: a word adds at most 2 products of a number and 127.
-    const int fit = large ? 1 : 32767 / (2 * ((1 << bits) - 1) * 127);
+    const int highest = p.table ? 24 : (1 << bits) - 1, fit = large ? 1 : 32767 / (2 * highest * 127);
     const int each = fit >= words ? words : fit >= 4 ? 4 : 2;
     const uint8_t *unit = NULL;
     const int8_t *x = NULL;
