@@ -500,6 +500,18 @@ def test_a_drafter_is_credited_with_what_it_adds_to_those_before_it(
     }
 
 
+@pytest.mark.parametrize(("prompt", "added"), [(0, 0.0), (1, 3.0), (64, 6.0)])
+def test_draft_tokens_cost_what_they_add_to_a_pass_with_its_prompt(
+    prompt: int, added: float
+) -> None:
+    """The second and third token of a pass come for nothing, the others do not."""
+    costs = CostModel([1, 3, 4, 68, 70], [0.016, 0.016, 0.019, 0.211, 0.217])
+    controller = Controller(costs, MOST)
+    for accepted in [0, 1] * 200:
+        controller.stepped([outcome(proposal(0.5, 2), accepted)], 1, 0.0, prompt)
+    assert controller.estimated_speedup == pytest.approx(1.5 * 16 / (16 + added), rel=0.01)
+
+
 def test_reading_texts_counts_and_stops_where_it_does_not_pay() -> None:
     controller, state = small_model(), SpeculationState()
     reads = 0

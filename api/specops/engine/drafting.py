@@ -126,7 +126,7 @@ class Drafting:
             The seconds that count as a part of what asking takes.
         """
         begun = self._clock()
-        if self.controller.stepped(proposals, step.decoding, work):
+        if self.controller.stepped(proposals, step.decoding, work, step.prompt_tokens):
             for state in self._slots:
                 state.speculation.due = self._rest_ends = 0.0
         if not proposals:

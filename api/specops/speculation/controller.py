@@ -307,7 +307,9 @@ class Controller:
         """
         speculation.adjusting = mean_with(speculation.adjusting, seconds / positions, _WEIGHT)
 
-    def stepped(self, proposals: Sequence[Proposal], count: int, work: float) -> bool:
+    def stepped(
+        self, proposals: Sequence[Proposal], count: int, work: float, prompt_tokens: int = 0
+    ) -> bool:
         """Learn from a step.
 
         Args:
@@ -315,6 +317,7 @@ class Controller:
                 step verified anything.
             count: number of decoding requests.
             work: total number of tokens that the tokens without drafts attend to.
+            prompt_tokens: number of prompt tokens in the pass: draft tokens come on top of them.
 
         Returns:
             Whether a drafter that did not pay has started to.
@@ -324,12 +327,13 @@ class Controller:
         if not proposals:
             self._learn(alone, alone)
             return False
-        width = sum([item.width for item in proposals]) + count - len(proposals)
+        drafted = sum([item.width for item in proposals]) - len(proposals)
         added = 0.0
-        if width > count:
-            costs = self._costs_up_to(width)
-            more = costs[width] - costs[count] + self.overhead.drafting
-            added = more / (width - count) + self.overhead.draft_token
+        if drafted:
+            width = count + prompt_tokens
+            costs = self._costs_up_to(width + drafted)
+            more = costs[width + drafted] - costs[width] + self.overhead.drafting
+            added = more / drafted + self.overhead.draft_token
         seconds = plain_seconds = token * (count - len(proposals))
         pair, each = self._target.attention_seconds(1), self.overhead.token
         gains: dict[str, list[tuple[SpeculationState, float, float]]] = {}
