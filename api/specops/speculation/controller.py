@@ -36,7 +36,6 @@ _FIRST_ASKS = 8
 # once, and the gain follows later.
 _PATIENCE = 16
 _NEVER = float("inf")
-_SHORT_ANSWER = 64  # tokens; a first ask may take a share of their time, whatever others gained
 _OWN_PATIENCE = 8  # the same loss for one request: one rejected draft proves nothing
 
 
@@ -125,7 +124,7 @@ class Controller:
         self.now = 0.0
         # Mean seconds of a step, and of plain decoding for the same tokens.
         self._seconds = self._plain_seconds = 0.0
-        self._token = 0.0  # seconds per token of the latest step, without drafts
+        self._decoding = 1  # number of requests that decoded in the latest step
 
     @property
     def estimated_speedup(self) -> float:
@@ -190,15 +189,18 @@ class Controller:
     def _due(self, drafter: str, speculation: SpeculationState) -> float:
         """The time from which a drafter may be asked for a request.
 
-        If asking is slow, a request without an account for the drafter waits for the drafter's
-        common one: with short answers, asking at once for each new request would lose many times
-        the allowed share of the time.
+        Where the drafter does not pay, a request that has not asked it yet waits until the common
+        account allows it, or until asking once takes only the allowed share of the request's time:
+        with short answers, asking at once for each would lose many times that share.
         """
         if (account := self._accounts.get(drafter)) is None:
             return 0.0
         if (own := speculation.credits.get(drafter)) is None:
-            little = account.asking < SHARE * _SHORT_ANSWER * self._token
-            return 0.0 if little and not account.reads else account.credit.due()
+            if speculation.since is None:
+                speculation.since = self.now
+            little = speculation.since + account.asking * self._decoding / SHARE
+            common = account.credit.due()
+            return common if account.reads else min(common, little)
         return own.due(account.credit.covers(_OWN_PATIENCE * self._pass))
 
     def min_reach(self, requests: int, prompt_tokens: int = 0) -> float:
@@ -323,7 +325,7 @@ class Controller:
             Whether a drafter that did not pay has started to.
         """
         alone = self._plain(count, work)
-        self._token = token = alone / count
+        token, self._decoding = alone / count, count
         if not proposals:
             self._learn(alone, alone)
             return False

@@ -80,6 +80,7 @@ class SpeculationState:
     Attributes:
         adaptive: whether the controller chooses the drafters and draft lengths.
         sampled: whether its tokens are drawn.
+        since: when a drafter could first be asked; None: not yet.
         due: the request rests until this time: no drafter is asked.
         credits: its accounts, by name of each drafter that was asked.
         saved: seconds saved over plain decoding, by the cost models.
@@ -89,6 +90,7 @@ class SpeculationState:
 
     adaptive: bool = True
     sampled: bool = False
+    since: float | None = None
     due: float = 0.0
     credits: dict[str, Credit] = field(default_factory=dict)
     saved: float = 0.0
