@@ -338,6 +338,7 @@ def test_a_request_whose_drafter_is_not_worth_asking_is_declined() -> None:
     model = ScriptedModel(Text(), name="model")
     controller = FixedLengths(2)
     fresh, dull = (decoding("model", adaptive=True) for _ in range(2))
+    controller.load(2)
     controller.asked("model", NO_DRAFT)
     dull.speculation.credits["model"] = credit = Credit()
     credit.book(-1.0, 1.0, 0.0, covered=0.9)

@@ -430,18 +430,48 @@ def test_a_drafter_is_asked_only_for_more_than_it_takes() -> None:
 
 def test_a_lucky_step_of_many_requests_says_little_about_new_ones() -> None:
     """Eight requests in a pass find nothing in 600 steps, then all of them something at once."""
-    controller, states = small_model(), [SpeculationState() for _ in range(8)]
-    for step in range(LONG + 1):
-        lucky, outcomes = step == LONG, []
-        for state in states:
-            asked = lucky or controller.asks(state, "suffix", NO_DRAFT, PASS)
-            attempts = [Attempt("suffix", NO_DRAFT, LOOKUP)] if asked else []
-            item = proposal(0.9, 3 * lucky, speculation=state, attempts=attempts)
-            outcomes.append(outcome(item, 3 * lucky))
-        controller.stepped(outcomes, len(outcomes), 0.0)
-    look_up(controller, SpeculationState(), 50)
-    look_up(controller, SpeculationState(), 50)
-    assert look_up(controller, SpeculationState(), 50) < 25
+    controller = small_model()
+
+    def together(states: list[SpeculationState], steps: int, *, lucky: bool = False) -> int:
+        made = 0
+        for _ in range(steps):
+            outcomes = []
+            for state in states:
+                asked = lucky or controller.asks(state, "suffix", NO_DRAFT, PASS)
+                attempts = [Attempt("suffix", NO_DRAFT, LOOKUP)] if asked else []
+                item = proposal(0.9, 3 * lucky, speculation=state, attempts=attempts)
+                outcomes.append(outcome(item, 3 * lucky))
+                made += asked
+            controller.stepped(outcomes, len(outcomes), 0.0)
+        return made
+
+    first = [SpeculationState() for _ in range(8)]
+    together(first, LONG)
+    together(first, 1, lucky=True)
+    for _ in range(2):
+        together([SpeculationState() for _ in range(8)], 50)
+    assert together([SpeculationState() for _ in range(8)], 50) < 8 * 25
+
+
+def test_a_drafter_that_pays_for_one_request_is_left_where_it_does_not_pay_for_eight() -> None:
+    """A load that comes and goes: each level of it has its own credit."""
+    controller = Controller(CostModel([1, 8, 16], [PASS, PASS, 3 * PASS]), 8)
+    asked = {1: 0, 8: 0}
+    for turn in range(60):
+        for count, steps in ((1, 10), (8, 5)):
+            states = [SpeculationState() for _ in range(count)]
+            controller.load(count)
+            for _ in range(steps):
+                outcomes = []
+                for state in states:
+                    now = controller.asks(state, "head", NO_DRAFT, PASS / count)
+                    attempts = [Attempt("head", NO_DRAFT, LOOKUP)] if now else []
+                    item = proposal(0.7, now, speculation=state, attempts=attempts)
+                    outcomes.append(outcome(item, now * (turn % 3 > 0)))
+                    asked[count] += now and turn >= 30
+                controller.stepped(outcomes, count, 0.0)
+    assert asked[1] == 30 * 10
+    assert asked[8] < 0.1 * 30 * 8 * 5
 
 
 def test_a_large_model_is_always_asked() -> None:

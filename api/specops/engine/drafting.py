@@ -76,6 +76,8 @@ class Drafting:
             What to compute of each request.
         """
         scheduled = [Scheduled.decoding(state) for state in decoding]
+        if decoding and self.controller.load(len(decoding)):
+            self._wake()
         now = self.controller.now
         if now < self._rest_ends and decoding == self._resting:
             step.declined_drafters = self._declined
@@ -127,8 +129,7 @@ class Drafting:
         """
         begun = self._clock()
         if self.controller.stepped(proposals, step.decoding, work, step.prompt_tokens):
-            for state in self._slots:
-                state.speculation.due = self._rest_ends = 0.0
+            self._wake()
         if not proposals:
             return 0.0
         asked = 0.0
@@ -138,6 +139,10 @@ class Drafting:
         declined = [item.declined for item in proposals if item.declined]
         step.declined_drafters = [*step.declined_drafters, *declined]
         return asked
+
+    def _wake(self) -> None:
+        for state in self._slots:
+            state.speculation.due = self._rest_ends = 0.0
 
     def count_reading(self) -> float:
         """Seconds that drafters have read states since the last step; the controller learns it."""

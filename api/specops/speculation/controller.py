@@ -4,7 +4,9 @@ Both decisions count the seconds of whole steps: the passes, the time to ask dra
 remaining overhead, which `Overhead` learns.
 
 `Controller.asks` and `Controller.reads` go by credits: the time that a drafter saved beyond the
-drafters before it, minus the time to ask it and to read texts (`credit`).
+drafters before it, minus the time to ask it and to read texts (`credit`). Each drafter has one
+credit per level of load: what pays for a single request may not pay for eight, whose passes wait
+for arithmetic.
 
 `Controller.choose` decides how many draft tokens to verify. A pass over a few tokens costs little
 more than a pass over one, and all requests share it. So `kernels/lengths.h` admits the most likely
@@ -88,7 +90,7 @@ class Proposal:
 
 @dataclass(slots=True)
 class _Account:
-    """One drafter's costs and promises over all requests."""
+    """One drafter's costs and promises over all requests, at one level of load."""
 
     credit: Credit
     asking: float = 0.0  # mean seconds per request asked for
@@ -115,7 +117,9 @@ class Controller:
         self.overhead = Overhead()
         self._target = target
         self._positions = positions
-        self._accounts: dict[str, _Account] = {}  # by drafter
+        self._accounts: dict[str, _Account] = {}  # of the current level, by drafter
+        # By level, which is the base-2 logarithm of the number of requests, rounded up.
+        self._levels = {0: self._accounts}
         self._pass = target.cost(1)  # seconds of a pass over one token, as measured at the start
         self._drawing = 0.0  # mean seconds to draw one token
         self._bounds: dict[tuple[int, int], float] = {}
@@ -132,6 +136,16 @@ class Controller:
         return self._plain_seconds / self._seconds if self._seconds else 1.0
 
     # -- which drafter to ask --------------------------------------------------------------------
+
+    def load(self, requests: int) -> bool:
+        """Set the number of requests that decode in the next step, before asking for any.
+
+        Returns:
+            Whether the level of load has changed: what did not pay may do so now.
+        """
+        accounts = self._levels.setdefault((requests - 1).bit_length(), {})
+        changed, self._accounts = accounts is not self._accounts, accounts
+        return changed
 
     def asks(
         self,
@@ -163,8 +177,8 @@ class Controller:
     def rests(self, speculation: SpeculationState, drafters: Iterable[str]) -> bool:
         """Whether none of a request's drafters may be asked now.
 
-        If so, the request rests until one may be asked, or until `stepped` reports that one has
-        started to pay.
+        If so, the request rests until one may be asked, or until `load` or `stepped` reports that
+        one may pay now.
         """
         if not speculation.adaptive:
             return False
