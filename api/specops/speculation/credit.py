@@ -1,9 +1,9 @@
 """Measures a drafter's worth: the seconds that it saved minus the seconds that it took.
 
 Accounts decide whether a drafter is asked. Each drafter has one account over all requests for each
-level of load, and each request has one for every drafter that it has asked. While the balance lasts, the drafter is asked.
-A request may overdraw its account by what the drafter's common one can cover: one rejected draft
-proves nothing, and drafts pay best if all requests draft together.
+level of load, and each request has one for every drafter that it has asked. While the balance
+lasts, the drafter is asked. A request may overdraw its account by what the drafter's common one can
+cover: one rejected draft proves nothing, and drafts pay best if all requests draft together.
 
 Once a balance is used up, the drafter is tried again after a wait, in case the text has changed.
 The wait depends on the last loss, and grows until asking takes only a small share of the time.
