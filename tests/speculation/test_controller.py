@@ -474,6 +474,25 @@ def test_a_drafter_that_pays_for_one_request_is_left_where_it_does_not_pay_for_e
     assert asked[8] < 0.1 * 30 * 8 * 5
 
 
+def test_a_load_that_changes_loses_no_more_than_one_that_stays() -> None:
+    """The share of the time that may be lost is one for all levels, not one for each."""
+    controller, lost, time = small_model(), 0.0, 0.0
+    for turn in range(1200):
+        count = (16, 8, 4, 2, 1)[turn % 5]
+        states = [SpeculationState() for _ in range(count)]
+        controller.load(count)
+        for _ in range(4):
+            outcomes = []
+            for state in states:
+                now = controller.asks(state, "suffix", NO_DRAFT, PASS / count)
+                attempts = [Attempt("suffix", NO_DRAFT, LOOKUP)] if now else []
+                outcomes.append(outcome(proposal(0.0, 0, speculation=state, attempts=attempts), 0))
+                lost += LOOKUP * now * (turn > 200)
+            controller.stepped(outcomes, count, 0.0)
+            time += controller._plain(count) * (turn > 200)
+    assert lost < 0.006 * time
+
+
 def test_a_large_model_is_always_asked() -> None:
     """A lookup takes less than the share of the time that may be lost."""
     controller, state = Controller(CostModel([1, 9], [0.02, 0.04]), 8), SpeculationState()

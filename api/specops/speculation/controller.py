@@ -118,8 +118,10 @@ class Controller:
         self._target = target
         self._positions = positions
         self._accounts: dict[str, _Account] = {}  # of the current level, by drafter
-        # By level, which is the base-2 logarithm of the number of requests, rounded up.
-        self._levels = {0: self._accounts}
+        self._level = 0  # the base-2 logarithm of the number of requests, rounded up
+        self._levels: dict[
+            int, tuple[dict[str, _Account], float]
+        ] = {}  # the others, and since when
         self._pass = target.cost(1)  # seconds of a pass over one token, as measured at the start
         self._drawing = 0.0  # mean seconds to draw one token
         self._bounds: dict[tuple[int, int], float] = {}
@@ -143,9 +145,14 @@ class Controller:
         Returns:
             Whether the level of load has changed: what did not pay may do so now.
         """
-        accounts = self._levels.setdefault((requests - 1).bit_length(), {})
-        changed, self._accounts = accounts is not self._accounts, accounts
-        return changed
+        if (level := (requests - 1).bit_length()) == self._level:
+            return False
+        self._levels[self._level], self._level = (self._accounts, self.now), level
+        self._accounts, left = self._levels.get(level, ({}, self.now))
+        for account in self._accounts.values():  # its clock stood still meanwhile
+            account.again += self.now - left
+            account.credit.postpone(self.now - left)
+        return True
 
     def asks(
         self,

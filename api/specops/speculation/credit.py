@@ -51,6 +51,10 @@ class Credit:
         """When the drafter may be tried again; 0 while it pays, or its loss is covered."""
         return 0.0 if self.seconds + covered > 0 else self._due
 
+    def postpone(self, seconds: float) -> None:
+        """Try the drafter that much later."""
+        self._due += seconds
+
     def book(
         self, net: float, most: float, now: float, share: float = 1.0, covered: float = 0.0
     ) -> None:
