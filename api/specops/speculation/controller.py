@@ -119,9 +119,8 @@ class Controller:
         self._positions = positions
         self._accounts: dict[str, _Account] = {}  # of the current level, by drafter
         self._level = 0  # the base-2 logarithm of the number of requests, rounded up
-        self._levels: dict[
-            int, tuple[dict[str, _Account], float]
-        ] = {}  # the others, and since when
+        # The accounts of the other levels, and the time when each was left.
+        self._levels: dict[int, tuple[dict[str, _Account], float]] = {}
         self._pass = target.cost(1)  # seconds of a pass over one token, as measured at the start
         self._drawing = 0.0  # mean seconds to draw one token
         self._bounds: dict[tuple[int, int], float] = {}
