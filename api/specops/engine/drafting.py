@@ -23,6 +23,7 @@ from specops.speculation.safeguard import Safeguard
 
 # A pass takes longer by each forced token, and other requests wait for it.
 _MAX_FORCED = 16
+_NEVER = float("inf")
 
 
 _Asking = tuple[Scheduled, Proposal]
@@ -76,8 +77,7 @@ class Drafting:
             What to compute of each request.
         """
         scheduled = [Scheduled.decoding(state) for state in decoding]
-        if decoding and self.controller.load(len(decoding)):
-            self._wake()
+        self._follow_load(len(decoding))
         now = self.controller.now
         if now < self._rest_ends and decoding == self._resting:
             step.declined_drafters = self._declined
@@ -91,8 +91,7 @@ class Drafting:
         ]
         if awake:
             return [item for item in scheduled if not item.state.finish]
-        due = [item.state.speculation.due for item in drafting]
-        self._rest_ends = min(due, default=float("inf"))
+        self._rest_ends = min([item.state.speculation.due for item in drafting], default=_NEVER)
         self._resting, self._declined = decoding, step.declined_drafters
         return scheduled
 
@@ -139,6 +138,11 @@ class Drafting:
         declined = [item.declined for item in proposals if item.declined]
         step.declined_drafters = [*step.declined_drafters, *declined]
         return asked
+
+    def _follow_load(self, requests: int) -> None:
+        """Let all requests ask again if another number of them decodes."""
+        if requests and self.controller.load(requests):
+            self._wake()
 
     def _wake(self) -> None:
         for state in self._slots:
