@@ -9,7 +9,7 @@ import pytest
 from specops.runtime.cost_model import CostModel
 from specops.speculation.controller import Attempt, Controller, Proposal, _gains
 from specops.speculation.credit import Credit, SpeculationState
-from specops.speculation.drafters.base import NO_DRAFT, Draft
+from specops.speculation.drafters.base import MIN_REACH, NO_DRAFT, Draft
 from specops.speculation.overhead import Overhead
 from tests.simulated_target import tinyllama
 
@@ -218,9 +218,17 @@ def test_no_place_below_the_least_probability_is_admitted(
         for prompt in (0, 64):
             machine = Machine(rest=rest, costs=tinyllama(0.02))
             machine.run([0.9] * requests, 300)
-            least = machine.controller.min_reach(requests, prompt)
+            least = machine.controller.reaches(requests, prompt)[0]
             items = [proposal(min(0.99, 0.99 * least)) for _ in range(requests)]
             assert not any(machine.controller.choose(items, prompt))
+
+
+def test_each_place_is_measured_by_what_it_adds_itself() -> None:
+    """The first three tokens of a pass cost as much as one, each after them a quarter more."""
+    costs = CostModel([1, 3, 11, 40], [0.016, 0.016, 0.048, 0.164])
+    alone, four = (Controller(costs, 4).reaches(requests) for requests in (1, 4))
+    assert alone == [pytest.approx(reach) for reach in (MIN_REACH, MIN_REACH, 0.25, 0.25)]
+    assert four == [pytest.approx(0.8)] * 4  # 4 of 20 ms: a token in five
 
 
 def test_lengths_that_are_not_adaptive_are_kept() -> None:

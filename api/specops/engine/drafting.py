@@ -240,21 +240,25 @@ class Drafting:
 
     def _ask_all(self, asking: Sequence[_Asking], requests: int, prompt_tokens: int) -> int:
         """Ask all drafters; returns how often one was asked for a request."""
-        reach, asks = self.controller.min_reach(requests, prompt_tokens), 0
+        reaches, asks = self.controller.reaches(requests, prompt_tokens), 0
         token_seconds = self.controller.token_seconds(requests)
         self._proposing = 0.0
         chains = {item.state.chain for item, _ in asking}
         # The longest chain has most of them, in their order.
         first = max(chains, key=len)
         for drafter in dict.fromkeys([*first, *chain.from_iterable(chains - {first})]):
-            asks += self._ask(drafter, asking, token_seconds, reach)
+            asks += self._ask(drafter, asking, token_seconds, reaches)
         for item, proposal in asking:
             if item.state.request.sampling.grammar is not None and proposal.draft.tokens:
                 item.state.guarded(_keep_allowed, item, proposal)
         return asks
 
     def _ask(
-        self, drafter: Drafter, asking: Sequence[_Asking], token_seconds: float, reach: float
+        self,
+        drafter: Drafter,
+        asking: Sequence[_Asking],
+        token_seconds: float,
+        reaches: Sequence[float],
     ) -> int:
         """Ask one drafter for all requests for which that seems to pay.
 
@@ -275,8 +279,8 @@ class Drafting:
                 contexts.append(
                     DraftContext(
                         item.slot, proposal.text, proposal.most, state.rng, state.request.sampling,
-                        state.noise, own.adaptive, reach if own.adaptive else MIN_REACH,
-                        token_seconds, draft,
+                        state.noise, own.adaptive, reaches[0] if own.adaptive else MIN_REACH,
+                        reaches, token_seconds, draft,
                     )
                 )  # fmt: skip
         if not asked:

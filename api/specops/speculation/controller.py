@@ -123,7 +123,7 @@ class Controller:
         self._levels: dict[int, tuple[dict[str, _Account], float]] = {}
         self._pass = target.cost(1)  # seconds of a pass over one token, as measured at the start
         self._drawing = 0.0  # mean seconds to draw one token
-        self._bounds: dict[tuple[int, int], float] = {}
+        self._bounds: dict[tuple[int, int], Sequence[float]] = {}
         self._costs = array("d")
         self._steps = 0
         self.now = 0.0
@@ -223,23 +223,34 @@ class Controller:
             return common if account.reads else min(common, little)
         return own.due(account.credit.covers(_OWN_PATIENCE * self._pass))
 
-    def min_reach(self, requests: int, prompt_tokens: int = 0) -> float:
-        """The lowest probability of being reached at which `choose` can admit a place.
+    def reaches(self, requests: int, prompt_tokens: int = 0) -> Sequence[float]:
+        """For each place of a draft, the lowest probability of being reached at which it can pay.
+
+        The first one is the lowest at which `choose` can admit any place. The others assume that
+        all requests draft equally far: the first places of a pass may be free, and the next not.
 
         Args:
             requests: number of decoding requests in the pass.
             prompt_tokens: number of prompt tokens in the pass.
         """
-        if (bound := self._bounds.get((requests, prompt_tokens))) is None:
+        if (found := self._bounds.get((requests, prompt_tokens))) is None:
             first, more = requests + prompt_tokens, requests * self._positions
             costs = self._costs_up_to(first + more)
-            fixed = self.overhead.drafting - costs[first]
-            added = min((costs[first + n] + fixed) / n for n in range(1, more + 1))
             # A token's time outside passes is the same with and without draft tokens.
             saved = self._plain(requests) / requests - self.overhead.token
-            bound = max(MIN_REACH, (added + self.overhead.draft_token) / saved)
-            self._bounds[requests, prompt_tokens] = bound
-        return bound
+
+            def bound(at: int, step: int, fixed: float = 0.0) -> float:
+                widths = range(at + step, first + more + 1, step)
+                added = min((costs[width] - costs[at] + fixed) / (width - at) for width in widths)
+                return max(MIN_REACH, (added + self.overhead.draft_token) / saved)
+
+            later = range(first + requests, first + more, requests)
+            found = [
+                bound(first, 1, self.overhead.drafting),
+                *(bound(at, requests) for at in later),
+            ]
+            self._bounds[requests, prompt_tokens] = found
+        return found
 
     def token_seconds(self, requests: int) -> float:
         """Recent seconds per token when this many requests decode together."""
@@ -289,7 +300,7 @@ class Controller:
                 tokens.buffer_info()[0],
                 address + first * size,
                 address + (first + prompt_tokens) * size if prompt_tokens else None,
-                self.min_reach(count, prompt_tokens),
+                self.reaches(count, prompt_tokens)[0],
             )
             library.specops_choose_lengths(
                 step, *(values.buffer_info()[0] for values in (offsets, probs, lengths))

@@ -49,6 +49,8 @@ class DraftContext(NamedTuple):
         adaptive: whether draft tokens are verified only if they pay; otherwise all are.
         min_reach: an adaptive request's draft tokens that are reached with a lower probability are
             not verified.
+        reaches: for each place, the probability from which on verifying it may pay, if the places
+            before it are verified; may be empty.
         token_seconds: seconds in which the request gets a token; anything slower does not pay.
         draft: the proposal of cheaper drafters, possibly empty.
     """
@@ -61,6 +63,7 @@ class DraftContext(NamedTuple):
     noise: int | None = None
     adaptive: bool = True
     min_reach: float = MIN_REACH
+    reaches: Sequence[float] = ()
     token_seconds: float = float("inf")
     draft: Draft = NO_DRAFT
 

@@ -141,7 +141,8 @@ class GuessingDrafter(Drafter):
             return False
         usual = self._usual[following]
         reach = self._latest[context.slot].reach * usual
-        if not context.adaptive or reach >= context.min_reach + share / context.token_seconds:
+        least = context.reaches[following] if context.reaches else context.min_reach
+        if not context.adaptive or reach >= least + share / context.token_seconds:
             return True
         # A guess that is never tried cannot improve: so it is tried again in the end, but rarely.
         self._usual[following] += _DOUBT * (self._usual[guess] - usual)
