@@ -35,7 +35,7 @@ FULL, QUICK = Plan({1: 8, 4: 8, 512: 1}, 7), Plan({1: 1, 4: 1}, 1)
 
 def run(types: Sequence[str], other: Path, plan: Plan) -> Outcome:
     """Measure the products of each type of `WEIGHTS`."""
-    found = dict[str, Turns]()
+    turns = Turns()
     with checkouts(other, _WORKER) as workers:
         for worker in workers.values():
             worker.ask("load", threads=available_threads())
@@ -45,31 +45,34 @@ def run(types: Sequence[str], other: Path, plan: Plan) -> Outcome:
         }
         for weights in types:
             progress(f"products with {weights}")
-            found[weights] = Turns()
-            found[weights].measure(sides, _cases(weights, plan), plan.rounds)
-    tables = [_table(kernel, found, plan) for kernel in KERNELS]
-    milliseconds = {weights: turns.ms for weights, turns in found.items()}
-    return Outcome({"other": other.name, "milliseconds": milliseconds}, tables)
+            turns.measure(sides, _cases(weights, plan), plan.rounds)
+    tables = [_table(kernel, types, turns, plan) for kernel in KERNELS]
+    return Outcome({"other": other.name, "milliseconds": turns.ms}, tables)
 
 
 def _name(kernel: str, side: str) -> str:
     return f"{kernel}, {side}"
 
 
+def _title(weights: str, rows: int) -> str:
+    return f"{weights}, {rows}"
+
+
 def _cases(weights: str, plan: Plan) -> list[Case]:
     def case(rows: int, count: int) -> Case:
         asked = {"weights": weights, "rows": rows, "count": count}
-        return Case(str(rows), lambda side: side.ask(**asked))
+        return Case(_title(weights, rows), lambda side: side.ask(**asked))
 
     return [case(rows, count) for rows, count in plan.times.items()]
 
 
-def _table(kernel: str, found: Mapping[str, Turns], plan: Plan) -> Table:
+def _table(kernel: str, types: Sequence[str], turns: Turns, plan: Plan) -> Table:
     table, shares = [], [list[float]() for _ in plan.times]
-    for weights, turns in found.items():
+    for weights in types:
         row = [weights]
         for rows, kept in zip(plan.times, shares, strict=True):
-            before, now = (turns.ms[str(rows)][_name(kernel, side)] for side in (OTHER, OURS))
+            times = turns.ms[_title(weights, rows)]
+            before, now = (times[_name(kernel, side)] for side in (OTHER, OURS))
             share = Summary.of(ratios(now, before))
             kept.append(share.median)
             row += [f"{Summary.of(now).median:.2f}", share.spread()]
@@ -81,6 +84,6 @@ def _table(kernel: str, found: Mapping[str, Turns], plan: Plan) -> Table:
         columns += [f"{rows} rows, ms".replace("1 rows", "1 row"), "share of the other's"]
     notes = (
         f"{plan.rounds} rounds; medians with quartiles, ratios round by round",
-        *dict.fromkeys(turns.note for turns in found.values()),
+        turns.note,
     )
     return Table(f"Products with weights against another checkout: {kernel}", columns, table, notes)

@@ -24,13 +24,12 @@ def test_a_worker_times_products_with_every_type(
 def test_the_table_has_every_type_their_median_and_the_worst() -> None:
     plan = products.Plan({1: 1, 4: 1}, rounds=2)
     names = [f"{kernel}, {side}" for kernel in KERNELS for side in (OTHER, OURS)]
-    found = {}
-    for weights, ours in (("Q4_0", 1.0), ("Q8_0", 3.0), ("INT4", 1.5)):
-        found[weights] = Turns()
-        for rows in ("1", "4"):
-            times = {name: [ours] * 2 if OURS in name else [2.0] * 2 for name in names}
-            found[weights].ms[rows] = times
-    tables = [products._table(kernel, found, plan) for kernel in KERNELS]
+    turns, ours = Turns(), {"Q4_0": 1.0, "Q8_0": 3.0, "INT4": 1.5}
+    for weights, ms in ours.items():
+        for rows in (1, 4):
+            times = {name: [ms] * 2 if OURS in name else [2.0] * 2 for name in names}
+            turns.ms[f"{weights}, {rows}"] = times
+    tables = [products._table(kernel, list(ours), turns, plan) for kernel in KERNELS]
     assert all(table.rows == tables[0].rows for table in tables)
     rows = [(row[0], row[2].partition(" ")[0]) for row in tables[0].rows]
     assert rows == [
