@@ -129,7 +129,7 @@ class Controller:
         self.now = 0.0
         # Mean seconds of a step, and of plain decoding for the same tokens.
         self._seconds = self._plain_seconds = 0.0
-        self._decoding = 1  # number of requests that decoded in the latest step
+        self._decoding = 1  # number of requests that decode
 
     @property
     def estimated_speedup(self) -> float:
@@ -144,6 +144,7 @@ class Controller:
         Returns:
             Whether the level of load has changed: what did not pay may do so now.
         """
+        self._decoding = requests
         if (level := (requests - 1).bit_length()) == self._level:
             return False
         self._levels[self._level], self._level = (self._accounts, self.now), level
@@ -356,7 +357,7 @@ class Controller:
             Whether a drafter that did not pay has started to.
         """
         alone = self._plain(count, work)
-        token, self._decoding = alone / count, count
+        token = alone / count
         if not proposals:
             self._learn(alone, alone)
             return False
