@@ -3,12 +3,10 @@
 So this file uses only parts of the project that are the same in every version.
 """
 
-import time
-
 import numpy as np
 from onnx import TensorProto, ValueInfoProto, helper
 
-from bench.tools.worker import serve
+from bench.tools.worker import serve, timed
 from specops.runtime import kernels
 from specops.runtime.session import Session, load, plain_options, share_threads
 
@@ -65,21 +63,12 @@ class Passes:
             "cache": np.array(numbers, np.int64),
         }
         run = self._opened(kernel, layers).run
-        seconds = []
-        for _ in range(1 + count):
-            start = time.perf_counter()
-            run(None, feeds)
-            seconds.append((time.perf_counter() - start) * self._layers / layers)
-        return seconds[1:]
+        return [item * self._layers / layers for item in timed(lambda: run(None, feeds), count)]
 
     def bandwidth(self) -> float:
         """Bytes per second that all cores together read from memory."""
-        numbers, seconds = self._pool.view(np.float32), []
-        for _ in range(3):
-            start = time.perf_counter()
-            np.dot(numbers, numbers)
-            seconds.append(time.perf_counter() - start)
-        return self._pool.nbytes / min(seconds)
+        numbers = self._pool.view(np.float32)
+        return self._pool.nbytes / min(timed(lambda: np.dot(numbers, numbers), 3))
 
     def _opened(self, kernel: str, layers: int) -> Session:
         if (kernel, layers) not in self._sessions:

@@ -6,7 +6,6 @@ of a whole pass comes from a session without the profiler, because profiling tak
 """
 
 import json
-import time
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import onnxruntime as ort
 
 from bench.models import BenchModel
 from bench.tools.report import Outcome, Table, progress
+from bench.tools.worker import timed
 from specops.models.graph.weight_cache import prepacked_graph
 from specops.runtime import session
 from specops.runtime.batch import Batch
@@ -109,15 +109,14 @@ def _timed(runner: ModelRunner, name: str, rounds: int) -> list[float]:
     """Seconds of each pass. No tokens are committed, so all passes have the same past."""
     requests, count, logits = PASSES[name]
     tokens = [index * 7919 % runner.vocab_size for index in range(count)]
-    seconds = []
-    for _ in range(1 + rounds):
-        start = time.perf_counter()
+
+    def forward() -> None:
         batch = Batch()
         for slot in range(requests):
             batch.add(slot, _PAST, tokens, logits)
         runner.forward(batch)
-        seconds.append(time.perf_counter() - start)
-    return seconds[1:]
+
+    return timed(forward, rounds)
 
 
 def _profiled(graph: Path, model: BenchModel, name: str, rounds: int) -> dict[str, float]:

@@ -3,12 +3,10 @@
 So this file uses only parts of the project that are the same in every version.
 """
 
-import time
-
 import numpy as np
 
 from bench.runtime.kernel_times import DEPTH, opened, tiles
-from bench.tools.worker import serve
+from bench.tools.worker import serve, timed
 from specops.runtime import kernels
 from specops.runtime.session import Session, share_threads
 
@@ -39,12 +37,7 @@ class Products:
             packed = tiles(np.random.default_rng(1), weights)
             self._sessions[kernel] = opened(packed, -(-_BYTES // packed[1].nbytes))
         x = np.random.default_rng(0).normal(size=(rows, DEPTH)).astype(np.float32)
-        seconds = []
-        for _ in range(1 + count):
-            start = time.perf_counter()
-            self._sessions[kernel].run(None, {"x": x})
-            seconds.append(time.perf_counter() - start)
-        return seconds[1:]
+        return timed(lambda: self._sessions[kernel].run(None, {"x": x}), count)
 
 
 if __name__ == "__main__":

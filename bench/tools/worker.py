@@ -12,7 +12,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,16 @@ class Worker:
         said = self._said.read().decode(errors="replace").strip().splitlines()
         last = "\n  ".join(said[-_SHOWN_LINES:]) or "nothing"
         return WorkerError(f"{self.name} ended ({self._process.poll()}); it said:\n  {last}")
+
+
+def timed(work: Callable[[], object], count: int) -> list[float]:
+    """Seconds of each of `count` calls, after one that does not count."""
+    seconds = []
+    for _ in range(1 + count):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return seconds[1:]
 
 
 def serve(side: object) -> None:

@@ -337,6 +337,26 @@ def look_up(
     return made
 
 
+def look_up_together(
+    controller: Controller, states: Sequence[SpeculationState], *, found: int = 0,
+    right: bool = True, lucky: bool = False,
+) -> int:  # fmt: skip
+    """One step in which requests look up where that pays, as `look_up`; returns how many did.
+
+    In a lucky step all do, and find three tokens that are right.
+    """
+    outcomes, made = [], 0
+    for state in states:
+        now = lucky or controller.asks(state, "suffix", NO_DRAFT, PASS / len(states))
+        attempts = [Attempt("suffix", NO_DRAFT, LOOKUP)] if now else []
+        tokens = 3 if lucky else found * now
+        item = proposal(0.9, tokens, speculation=state, attempts=attempts)
+        outcomes.append(outcome(item, tokens * right))
+        made += now
+    controller.stepped(outcomes, len(states), 0.0)
+    return made
+
+
 def share_of(made: int, seconds: float, steps: int = LONG) -> float:
     """The share of the time that so many lookups took."""
     return made * seconds / (steps * PASS + made * seconds)
@@ -438,27 +458,12 @@ def test_a_drafter_is_asked_only_for_more_than_it_takes() -> None:
 
 def test_a_lucky_step_of_many_requests_says_little_about_new_ones() -> None:
     """Eight requests in a pass find nothing in 600 steps, then all of them something at once."""
-    controller = small_model()
-
-    def together(states: list[SpeculationState], steps: int, *, lucky: bool = False) -> int:
-        made = 0
-        for _ in range(steps):
-            outcomes = []
-            for state in states:
-                asked = lucky or controller.asks(state, "suffix", NO_DRAFT, PASS)
-                attempts = [Attempt("suffix", NO_DRAFT, LOOKUP)] if asked else []
-                item = proposal(0.9, 3 * lucky, speculation=state, attempts=attempts)
-                outcomes.append(outcome(item, 3 * lucky))
-                made += asked
-            controller.stepped(outcomes, len(outcomes), 0.0)
-        return made
-
-    first = [SpeculationState() for _ in range(8)]
-    together(first, LONG)
-    together(first, 1, lucky=True)
-    for _ in range(2):
-        together([SpeculationState() for _ in range(8)], 50)
-    assert together([SpeculationState() for _ in range(8)], 50) < 8 * 25
+    controller, states = small_model(), [SpeculationState() for _ in range(8)]
+    for step in range(LONG + 1):
+        look_up_together(controller, states, lucky=step == LONG)
+    look_up(controller, SpeculationState(), 50)
+    look_up(controller, SpeculationState(), 50)
+    assert look_up(controller, SpeculationState(), 50) < 25
 
 
 def test_a_drafter_that_pays_for_one_request_is_left_where_it_does_not_pay_for_eight() -> None:
@@ -470,14 +475,8 @@ def test_a_drafter_that_pays_for_one_request_is_left_where_it_does_not_pay_for_e
             states = [SpeculationState() for _ in range(count)]
             controller.load(count)
             for _ in range(steps):
-                outcomes = []
-                for state in states:
-                    now = controller.asks(state, "head", NO_DRAFT, PASS / count)
-                    attempts = [Attempt("head", NO_DRAFT, LOOKUP)] if now else []
-                    item = proposal(0.7, now, speculation=state, attempts=attempts)
-                    outcomes.append(outcome(item, now * (turn % 3 > 0)))
-                    asked[count] += now and turn >= 30
-                controller.stepped(outcomes, count, 0.0)
+                made = look_up_together(controller, states, found=1, right=turn % 3 > 0)
+                asked[count] += made * (turn >= 30)
     assert asked[1] == 30 * 10
     assert asked[8] < 0.1 * 30 * 8 * 5
 
@@ -490,13 +489,8 @@ def test_a_load_that_changes_loses_no_more_than_one_that_stays() -> None:
         states = [SpeculationState() for _ in range(count)]
         controller.load(count)
         for _ in range(4):
-            outcomes = []
-            for state in states:
-                now = controller.asks(state, "suffix", NO_DRAFT, PASS / count)
-                attempts = [Attempt("suffix", NO_DRAFT, LOOKUP)] if now else []
-                outcomes.append(outcome(proposal(0.0, 0, speculation=state, attempts=attempts), 0))
-                lost += LOOKUP * now * (turn > 200)
-            controller.stepped(outcomes, count, 0.0)
+            made = look_up_together(controller, states)
+            lost += LOOKUP * made * (turn > 200)
             time += controller._plain(count) * (turn > 200)
     assert lost < 0.006 * time
 
@@ -592,6 +586,6 @@ def test_short_answers_are_not_asked_for_all_the_time_where_reading_them_took_no
     controller, made = small_model(), 0
     for _ in range(LONG):
         text = SpeculationState()
-        controller.reads("suffix", text)
+        assert controller.reads("suffix", text) == controller.asks(text, "suffix")
         made += look_up(controller, text, 16, took=PASS / 10)
     assert share_of(made, PASS / 10, 16 * LONG) < 0.01

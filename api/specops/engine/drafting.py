@@ -140,7 +140,7 @@ class Drafting:
         return asked
 
     def _follow_load(self, requests: int) -> None:
-        """Let all requests ask again if another number of them decodes."""
+        """Let all requests ask again if the load has another level."""
         if requests and self.controller.load(requests):
             self._wake()
 
