@@ -7,6 +7,7 @@ import gc
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,9 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    names = Counter(item.nodeid for item in items)
+    if alike := [name for name, count in names.items() if count > 1]:
+        raise pytest.UsageError(f"workers would run only one test of each name: {alike}")
     items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
 
 
@@ -247,9 +251,9 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def any_kernel() -> Iterator[None]:
-    """The test may force kernels; afterwards new sessions use the fastest ones again."""
+@pytest.fixture(autouse=True)
+def _kernels() -> Iterator[None]:
+    """Any test may force kernels; the next one's sessions use the fastest ones again."""
     yield
     kernels.force(None)
 

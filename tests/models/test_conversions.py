@@ -20,7 +20,7 @@ from specops.models.layout import parts_of
 from specops.models.prepare import ModelError, prepare
 from specops.system.folders import locked
 from tests.checkpoints import make_llama_checkpoint
-from tests.waiting import is_locked
+from tests.waiting import is_locked, wait
 
 QUANT = "int8-32"
 # Prepares a checkpoint; prints the reports and then the path of the conversion.
@@ -71,6 +71,9 @@ def stopped_child(process: subprocess.Popen[str]) -> int:
     assert any(line.endswith(" %\n") for line in process.stdout)  # reads up to the first one
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
     (child,) = map(int, children.split())
+    status = Path(f"/proc/{child}/status")
+    # It writes first: a SIGCONT between the two would leave it stopped for ever.
+    wait("it has stopped itself", lambda: "State:\tT" in status.read_text())
     return child
 
 

@@ -6,7 +6,7 @@ from specops.runtime import kernels
 
 
 @pytest.fixture(params=kernels.NAMES)
-def each_kernel(request: pytest.FixtureRequest, any_kernel: None) -> str:
+def each_kernel(request: pytest.FixtureRequest) -> str:
     """The test runs with each of this processor's kernels."""
     kernels.force(request.param)
     return str(request.param)

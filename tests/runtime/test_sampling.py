@@ -76,9 +76,7 @@ def test_filters_are_those_of_sorting_everything(
     [{}, {"top_k": 7}, {"top_p": 0.9}, {"top_k": 40, "top_p": 0.5}, {"min_p": 0.1}],
     ids=str,
 )
-def test_kernels_agree_to_the_bit(
-    any_kernel: None, vocab: int, spread: float, filters: dict[str, Any]
-) -> None:
+def test_kernels_agree_to_the_bit(vocab: int, spread: float, filters: dict[str, Any]) -> None:
     numbers = np.round(np.random.default_rng(vocab).standard_normal((3, vocab)) * 64) / 64
     logits, found = (numbers * spread).astype(np.float32), set()
     for name in kernels.NAMES:

@@ -125,7 +125,7 @@ def test_rows_are_quantized_independently(weight: Float, block: int, bits: int) 
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_every_processor_stores_the_same_bytes(bits: int, any_kernel: None) -> None:
+def test_every_processor_stores_the_same_bytes(bits: int) -> None:
     weight = np.random.default_rng(bits).standard_normal((33, 500), np.float32)
     found = []
     for name in kernels.NAMES:

@@ -56,7 +56,7 @@ def layer(request: pytest.FixtureRequest) -> Layer:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", SHAPES)
-def test_it_agrees_with_float64_on_every_processor(any_kernel: None, name: str, dtype: str) -> None:
+def test_it_agrees_with_float64_on_every_processor(name: str, dtype: str) -> None:
     """All kernels give the same bits, in the cache, too."""
     layer, found = SHAPES[name], []
     for kernel in kernels.NAMES:

@@ -34,7 +34,7 @@ def test_the_fastest_kernels_for_this_processor_are_chosen() -> None:
     assert kernels.kernel() == kernels.NAMES[0]
 
 
-def test_kernels_can_be_forced(any_kernel: None) -> None:
+def test_kernels_can_be_forced() -> None:
     for name in kernels.NAMES:
         kernels.force(name)
         assert kernels.kernel() == name

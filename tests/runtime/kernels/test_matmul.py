@@ -149,7 +149,7 @@ CASES = [  # columns and depth, type, block
     CASES,
     ids=lambda value: value.name if isinstance(value, WeightType) else str(value),
 )
-def test_a_product(any_kernel: None, shape: tuple[int, int], type: WeightType, block: int) -> None:
+def test_a_product(shape: tuple[int, int], type: WeightType, block: int) -> None:
     """By every kernel with the same bits, beside any other rows; only activations are rounded."""
     weights = random_weights(*shape, type, block, bias=shape[0] % 2 == 0)
     x = np.random.default_rng(1).normal(size=(ROWS, shape[1])).astype(f)
@@ -296,7 +296,7 @@ def norm(kind: int, names: Any, **attributes: Any) -> Callable[..., list[np.ndar
     ),
 )
 def test_a_product_activates_its_input(
-    any_kernel: None, name: str, options: tuple[int, bool, bool], size: tuple[int, int]
+    name: str, options: tuple[int, bool, bool], size: tuple[int, int]
 ) -> None:
     """With any outputs; a Norm has the same bits. Every pair of kernel, input and size occurs."""
     (kind, residual, shift), (depth, block) = options, size
@@ -338,7 +338,7 @@ def test_a_gate_is_right_at_every_number(kind: int) -> None:
     covering(kernels.NAMES, range(7), [np.nan, np.inf, -np.inf], [0, 31, 32, 99]),
 )
 def test_infinite_numbers_make_their_row_nan_and_no_other(
-    any_kernel: None, name: str, kind: int, odd: float, place: int
+    name: str, kind: int, odd: float, place: int
 ) -> None:
     """Every pair of factors occurs."""
     kernels.force(name)
@@ -364,7 +364,7 @@ def test_infinite_numbers_make_their_row_nan_and_no_other(
     ),
 )
 def test_scales_in_float16_give_the_same_bits(
-    any_kernel: None, name: str, size: tuple[int, int], type: WeightType
+    name: str, size: tuple[int, int], type: WeightType
 ) -> None:
     """Some are 0, tiny or huge. Every pair of factors occurs."""
     kernels.force(name)

@@ -1,6 +1,6 @@
 """The short convolution over spans: the right numbers, and the same bits however tokens come."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -46,13 +46,6 @@ class Convolution:
         return self.run(**self.feeds(*spans))[0][0]
 
 
-@pytest.fixture(params=kernels.NAMES, ids=lambda name: name.replace(" ", "-"))
-def _kernel(request: pytest.FixtureRequest) -> Iterator[None]:
-    kernels.force(request.param)
-    yield
-    kernels.force(None)
-
-
 @pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
 @pytest.mark.parametrize("gates", [True, False], ids=["gates", "no gates"])
 @pytest.mark.parametrize("kernel_size", [1, 3, 4])
@@ -63,7 +56,7 @@ def test_it_computes_what_numpy_computes(kernel_size: int, gates: bool, bias: bo
 
 
 @pytest.mark.parametrize("gates", [True, False], ids=["gates", "no gates"])
-@pytest.mark.usefixtures("_kernel")
+@pytest.mark.usefixtures("each_kernel")
 def test_chunks_other_slots_and_rejected_tokens_change_no_bit(gates: bool) -> None:
     """The bits are those of the reference in plain C for a whole sequence without a memory."""
     made = Convolution(gates=gates, bias=not gates)

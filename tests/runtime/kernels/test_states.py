@@ -4,7 +4,7 @@ A request's tokens come in chunks, one by one or with draft tokens, some of whic
 beside other requests'. What counts is that outputs and states are those of the whole sequence.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,13 +27,6 @@ from tests.runtime.kernels.states import (
 LENGTH = 230
 MOST = np.iinfo(np.int64).max
 layers = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-
-
-@pytest.fixture(params=kernels.NAMES, ids=lambda name: name.replace(" ", "-"))
-def _kernel(request: pytest.FixtureRequest) -> Iterator[None]:
-    kernels.force(request.param)
-    yield
-    kernels.force(None)
 
 
 def sequences(shape: Shape, length: int = LENGTH) -> list[Tokens]:
@@ -175,7 +168,7 @@ class Request:
         return span, right
 
 
-@pytest.mark.usefixtures("_kernel")
+@pytest.mark.usefixtures("each_kernel")
 @pytest.mark.parametrize("mode", ["chunks", "single", "drafts", "draft model", "mixed"])
 @layers
 def test_pieces_other_slots_and_rejected_tokens_change_no_bit(shape: Shape, mode: str) -> None:
