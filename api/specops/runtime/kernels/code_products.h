@@ -118,7 +118,7 @@ INLINE void code_tile(const int rows, const int parts, const CodeProduct *p, int
         const uint8_t *bytes = p->bytes[block] + part * CODE_REGISTER;
         const uint8_t *ahead = p->ahead[block] + part * CODE_REGISTER * p->fours + line * 64;
         for (int64_t k = 0; k < p->fours; k++) {
-            for (int64_t i = 0; i < lines; i++) __builtin_prefetch(ahead + i * 64);
+            for (int64_t i = 0; i < lines; i++) prefetch(ahead + i * 64);
             Fours fours[CODE_PARTS];
             for (int i = 0; i < parts; i++) fours[i] = fours_at(bytes + i * CODE_REGISTER);
             for (int r = 0; r < rows; r++)

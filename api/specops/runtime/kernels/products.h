@@ -66,7 +66,7 @@ INLINE void tile(const int rows, const int vectors, const int type, const int an
     const int pairs = vectors > 1 ? vectors / 2 : 1;
     const char *ahead = p->ahead + vector * p->prefetched * (p->last - p->first);
     for (int64_t i = p->first; i < p->last; i++, ahead += pair * pairs) {
-        for (int v = 0; v < pairs; v++) __builtin_prefetch(ahead + v * pair);
+        for (int v = 0; v < pairs; v++) prefetch(ahead + v * pair);
         Floats values[WIDE_VECTORS];
         for (int v = 0; v < vectors; v++)
             values[v] = element(type, p->b, first + i * step + v * LANES);
