@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 from collections import Counter
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -167,11 +166,15 @@ CASES = {
 }
 
 
-@cache
+_exports: dict[Path, ExportedModel] = {}
+
+
 def export(folder: Path, quantization: str) -> ExportedModel:
-    """Exports the checkpoint `source` in a folder to its neighbour, once."""
-    quant = Quantization.parse(quantization)
-    return export_checkpoint(folder / "source", folder / quantization, quantization=quant)
+    """Exports the checkpoint `source` in a folder to its neighbour, unless that is there."""
+    path, quant = folder / quantization, Quantization.parse(quantization)
+    if not path.exists():  # a test's folder may have had the same name and be gone
+        _exports[path] = export_checkpoint(folder / "source", path, quantization=quant)
+    return _exports[path]
 
 
 def opened(model: ExportedModel, *, context: int = 256) -> Passes:
