@@ -37,8 +37,8 @@ class StandIn:
     """An API of which every third request is odd.
 
     Attributes:
-        odd: what the odd request gets: "answer", "refuse" or "fail". Of the failures, half are an
-            error at once, and half are streams that lack their end.
+        odd: what the odd request gets: "answer", "refuse" or "fail". A failure is an error at once,
+            or, of every other stream from the first on, that it lacks its end.
         answers: whether the other requests get an answer.
         chat: whether the model is a chat model.
         key: the key that every request must bring; empty: none.
@@ -68,7 +68,7 @@ class StandIn:
         self.lock = Lock()
 
     def handler(self) -> type[Handler]:
-        api, numbers = self, count(1)
+        api, numbers, streams = self, count(1), count()
 
         class Answers(Handler):
             def do_POST(self) -> None:
@@ -95,7 +95,7 @@ class StandIn:
                 if odd == "refuse":
                     waits = "0", "Wed, 21 Oct 2015 07:28:00 GMT"
                     self.reply(429, {}, {"Retry-After": waits[number % 2]})
-                elif odd == "fail" and number % 2:
+                elif odd == "fail" and not (body.get("stream") and next(streams) % 2 == 0):
                     self.reply(500, {})
                 elif self.path.startswith("/v1/"):
                     self.reply_as_openai(body)
@@ -478,8 +478,9 @@ def test_a_number_of_requests_ends_the_run_and_its_clock(tmp_path: Path) -> None
 
 
 def test_a_failure_shows_in_the_exit_status(tmp_path: Path) -> None:
-    found = run_locust(StandIn("fail"), tmp_path, *COUNTED)
+    found = run_locust(StandIn("fail"), tmp_path, *COUNTED, "--tags", "stream")
     assert found.status == 1, found.output
+    assert list(found.rows) == ["POST /generate (stream)"]
     page = (tmp_path / "run.html").read_text()
     for reason in ("status 500", "the stream ended without its last event"):
         assert reason in page
