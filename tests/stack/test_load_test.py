@@ -37,8 +37,8 @@ class StandIn:
     """An API of which every third request is odd.
 
     Attributes:
-        odd: what the odd request gets: "answer", "refuse" or "fail". A failure is an error at once,
-            or, of every other stream from the first on, that it lacks its end.
+        odd: what the odd request gets: "answer", "refuse" or "fail". Of the failures, half are an
+            error at once, and half are streams that lack their end.
         answers: whether the other requests get an answer.
         chat: whether the model is a chat model.
         key: the key that every request must bring; empty: none.
@@ -68,7 +68,7 @@ class StandIn:
         self.lock = Lock()
 
     def handler(self) -> type[Handler]:
-        api, numbers, streams = self, count(1), count()
+        api, numbers = self, count(1)
 
         class Answers(Handler):
             def do_POST(self) -> None:
@@ -95,7 +95,7 @@ class StandIn:
                 if odd == "refuse":
                     waits = "0", "Wed, 21 Oct 2015 07:28:00 GMT"
                     self.reply(429, {}, {"Retry-After": waits[number % 2]})
-                elif odd == "fail" and not (body.get("stream") and next(streams) % 2 == 0):
+                elif odd == "fail" and number % 2:
                     self.reply(500, {})
                 elif self.path.startswith("/v1/"):
                     self.reply_as_openai(body)
