@@ -435,3 +435,13 @@ def test_a_draft_model_that_still_reads_misses_nothing(
     stats = served.stats(request)
     assert stats.draft_misses == sum(len(step.missed_drafters) for step in served.results)
     assert stats.drafts > 0
+
+
+def test_measuring_plain_decoding_is_told_as_declined_drafts() -> None:
+    target = SimulatedTarget()
+    scheduler = make_scheduler(target, [Scripted(target.text, 1.0)])
+    request = make_request(8, 960, drafter="scripted", k_draft=3, adaptive=True)
+    served = serve(scheduler, request)
+    plain = [step for step in served.results if step.decoding and not step.draft_tokens]
+    assert 3 <= len(plain) <= 5
+    assert all(step.declined_drafters == ["scripted"] for step in plain[:-1])

@@ -4,11 +4,12 @@ That goes for a draft head, whatever it reads and says, and for a draft model be
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
 
+from specops.request import Grammar, GrammarKind, SamplingParams
 from specops.runtime.kvcache.prefix_cache import PrefixSharing
 from specops.speculation.drafters.base import NO_DRAFT, Draft, DraftContext, Drafter
 from tests.simulated_target import (
@@ -276,7 +277,7 @@ def test_requests_go_on_drafting_together_where_it_does_not_pay_for_one_alone(
         drafter = Shared(target.clock, fixed, each)
         scheduler = make_scheduler(target, [drafter], costs=tinyllama(0.02))
         asked = {"drafter": "suffix" if most else "none", "k_draft": most, "adaptive": adaptive}
-        for answers in (48, 96):  # those of the first ones are for learning
+        for answers in (48, 288):  # those of the first ones are for learning
             begun = target.clock.now
             serve(scheduler, *(make_request(4, 32 + 7 * n % 32, **asked) for n in range(answers)))
             seconds[most] = target.clock.now - begun
@@ -332,3 +333,20 @@ def test_by_whole_steps_it_is_never_slower_than_plain_decoding(rest: Rest, reque
     assert plain / seconds > 0.99
     assert told == pytest.approx(plain / seconds, rel=0.1)  # some end before others
     assert told <= jump
+
+
+@pytest.mark.parametrize("other", [
+    {"k_draft": 1, "adaptive": False},
+    {"sampling": SamplingParams(grammar=Grammar(GrammarKind.REGEX, "[a-z ]*"))},
+])  # fmt: skip
+def test_a_request_drafts_on_beside_one_that_takes_no_part_in_plain_steps(
+    other: Mapping[str, object],
+) -> None:
+    """Plain decoding is measured in steps of requests that can all do without draft tokens."""
+    target = SimulatedTarget(text=Text(surprise=0.0))
+    scheduler = make_scheduler(target, [Lookup(0.9)])
+    fields = {"drafter": "suffix", "k_draft": 3, "adaptive": True}
+    adaptive = make_request(8, 960, **fields)
+    served = serve(scheduler, adaptive, make_request(8, 960, **(fields | other)))
+    stats = served.stats(adaptive)
+    assert stats.drafts > 0.95 * stats.sequence_steps

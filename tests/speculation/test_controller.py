@@ -45,6 +45,8 @@ class Machine:
         states = [SpeculationState(fixed is None, self.drawing > 0) for _ in rates]
         for _ in range(steps):
             most = MOST if fixed is None else fixed
+            if fixed is None and self.controller.compares:
+                most = 0
             proposals = [
                 proposal(rate, most, speculation=state)
                 for state, rate in zip(states, rates, strict=True)
@@ -63,8 +65,9 @@ class Machine:
             step, draft_token, token = self.rest
             rest = step + draft_token * drafted + token * got
             self.time += self.costs.cost(len(rates) + drafted) + rest + self.drawing * got
-            self.controller.overhead.observe(len(rates), drafted, got, rest)
-            self.controller.stepped(outcomes, len(outcomes), 0.0)
+            self.controller.stepped(outcomes if most else [], len(outcomes), 0.0)
+            passing = self.costs.cost(len(rates) + drafted)
+            self.controller.observe(len(rates), drafted, got, passing, rest)
             self.tokens += got
         return (self.tokens - before[0]) / (self.time - before[1])
 
@@ -285,20 +288,6 @@ def test_first_steps_that_waited_for_a_core_cannot_make_draft_tokens_dearer_than
         overhead.observe(requests, drafted, requests + drafted // 2, seconds)
     assert 0 < overhead.draft_token < 25e-6  # 80 us by four requests
     assert overhead.drafting < 100e-6
-
-
-def test_steps_without_drafts_come_until_one_is_observed() -> None:
-    """Those in which a request comes or ends are not: drafts once seemed to pay for good."""
-    controller, asked = Controller(tinyllama(), MOST), proposal(0.9)
-    for _ in range(16):
-        assert controller.choose([asked]) > [0]
-        controller.overhead.observe(1, 3, 4, 1e-3)
-    for _ in range(5):
-        assert controller.choose([asked]) == [0]
-        assert controller.choose([asked], 1) > [0]  # steps with prompts are not observed
-        controller.stepped([outcome(proposal(0.9, 0), 0)], 1, 0.0)
-    controller.overhead.observe(1, 0, 1, 1e-3)
-    assert controller.choose([asked]) > [0]
 
 
 def test_a_few_draft_tokens_that_waited_for_a_core_do_not_end_the_drafting() -> None:

@@ -84,10 +84,14 @@ class Drafting:
             return scheduled
         drafting = [item for item in scheduled if item.state.drafters]
         awake = [item for item in drafting if item.state.may_draft(now)]
+        if compares := self.controller.compares and not prompt_tokens and _adaptive(awake):
+            awake = []
         if awake:
             self._draft(step, scheduled, awake, prompt_tokens)
         step.declined_drafters = [
-            item.state.request.drafter for item in drafting if item.state.speculation.due > now
+            item.state.request.drafter
+            for item in drafting
+            if compares or item.state.speculation.due > now
         ]
         if awake:
             return [item for item in scheduled if not item.state.finish]
@@ -321,6 +325,14 @@ class Drafting:
                 # A forced token's choice needs no logits, but its probability does.
                 everything = item.state.request.logprobs is not None
                 item.num_logits += len(draft.tokens) + everything * len(item.forced)
+
+
+def _adaptive(drafting: Sequence[Scheduled]) -> bool:
+    """Whether all of these requests can do without draft tokens in a step."""
+    return all(
+        item.state.request.adaptive and item.state.request.sampling.grammar is None
+        for item in drafting
+    )
 
 
 def _keep_allowed(item: Scheduled, proposal: Proposal) -> None:

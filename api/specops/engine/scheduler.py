@@ -106,9 +106,9 @@ class Scheduler:
         self._left: list[RequestState] = []  # requests that ended while they waited
         self._ends = False  # a request has ended between two steps
         # The latest step that only decoded, and where its seconds are counted from, until the next
-        # one begins; see `Overhead.observe`. A request that comes or ends takes as long as many
+        # one begins; see `Controller.observe`. A request that comes or ends takes as long as many
         # tokens: such steps do not count.
-        self._decoded: tuple[int, int, int, float] | None = None
+        self._decoded: tuple[int, int, int, float, float] | None = None
         self._choosing = 0.0  # seconds in this step to choose tokens, and to learn from drafts
 
     @property
@@ -163,8 +163,9 @@ class Scheduler:
         step, started = Step(), self._clock()
         step.draft_seconds = reading = self._drafting.count_reading()
         if self._decoded is not None:
-            requests, drafted, tokens, begun = self._decoded
-            self.controller.overhead.observe(requests, drafted, tokens, started - begun - reading)
+            requests, drafted, tokens, passing, begun = self._decoded
+            outside = started - begun - reading
+            self.controller.observe(requests, drafted, tokens, passing, outside)
         self._decoded, self._choosing = None, 0.0
         preempted, before = self._slots.preemptions, len(self._in_flight)
         self._expire(step, started)
@@ -177,7 +178,8 @@ class Scheduler:
         self._note_load(step)
         if step.decoding and not step.prompt_tokens and len(self._in_flight) == before:
             begun = started + step.seconds + step.draft_seconds - reading + self._choosing
-            self._decoded = step.decoding, step.draft_tokens, step.emitted_tokens, begun
+            drafted, tokens = step.draft_tokens, step.emitted_tokens
+            self._decoded = step.decoding, drafted, tokens, step.seconds, begun
         return step
 
     # -- requests --------------------------------------------------------------------------------

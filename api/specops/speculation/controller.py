@@ -1,7 +1,8 @@
 """Decides when drafting pays: which drafters to ask, and how many draft tokens to verify.
 
 Both decisions count the seconds of whole steps: the passes, the time to ask drafters, and the
-remaining overhead, which `Overhead` learns.
+remaining overhead, which `Overhead` learns. What drafts save is compared with plain decoding as
+`Baseline` measures it.
 
 `Controller.asks` and `Controller.reads` go by credits: the time that a drafter saved beyond the
 drafters before it, minus the time to ask it and to read texts (`credit`). Each drafter has one
@@ -25,6 +26,7 @@ from typing import NamedTuple
 from specops.runtime.cost_model import CostModel, mean_with
 from specops.runtime.kernels import StepCosts, library
 from specops.runtime.kvcache.prefix_cache import common_prefix
+from specops.speculation.baseline import Baseline
 from specops.speculation.credit import SHARE, Credit, SpeculationState
 from specops.speculation.drafters.base import MIN_REACH, NO_DRAFT, Draft
 from specops.speculation.overhead import Overhead
@@ -119,8 +121,9 @@ class Controller:
         self._positions = positions
         self._accounts: dict[str, _Account] = {}  # of the current level, by drafter
         self._level = 0  # the base-2 logarithm of the number of requests, rounded up
-        # The accounts of the other levels, and the time when each was left.
-        self._levels: dict[int, tuple[dict[str, _Account], float]] = {}
+        self._baseline = Baseline()  # of the current level
+        # Both of the other levels, and the time when each was left.
+        self._levels: dict[int, tuple[dict[str, _Account], Baseline, float]] = {}
         self._pass = target.cost(1)  # seconds of a pass over one token, as measured at the start
         self._drawing = 0.0  # mean seconds to draw one token
         self._bounds: dict[tuple[int, int], Sequence[float]] = {}
@@ -147,8 +150,8 @@ class Controller:
         self._decoding = requests
         if (level := (requests - 1).bit_length()) == self._level:
             return False
-        self._levels[self._level], self._level = (self._accounts, self.now), level
-        self._accounts, left = self._levels.get(level, ({}, self.now))
+        self._levels[self._level], self._level = (self._accounts, self._baseline, self.now), level
+        self._accounts, self._baseline, left = self._levels.get(level, ({}, Baseline(), self.now))
         for account in self._accounts.values():  # its clock stood still meanwhile
             account.again += self.now - left
             account.credit.postpone(self.now - left)
@@ -180,6 +183,11 @@ class Controller:
             if more <= account.asking * adaptive and self.now < account.again:
                 return False
         return not adaptive or self._due(drafter, speculation) <= self.now
+
+    @property
+    def compares(self) -> bool:
+        """Whether the next step should ask no drafter, to measure plain decoding."""
+        return self._baseline.due
 
     def rests(self, speculation: SpeculationState, drafters: Iterable[str]) -> bool:
         """Whether none of a request's drafters may be asked now.
@@ -255,7 +263,8 @@ class Controller:
 
     def token_seconds(self, requests: int) -> float:
         """Recent seconds per token when this many requests decode together."""
-        return self._plain(requests) / requests / self.estimated_speedup
+        plain = self._baseline.factor * self._plain(requests)
+        return plain / requests / self.estimated_speedup
 
     # -- how many draft tokens to verify ---------------------------------------------------------
 
@@ -288,7 +297,7 @@ class Controller:
             if item.attempts:
                 seconds += self._asking_of(item)
         lengths = array("q", bytes(count * offsets.itemsize))
-        if probs and (prompt_tokens or not self.overhead.wants_plain):
+        if probs:
             seconds += self._target.state_seconds(count) + self.overhead.seconds(count, fixed, 0)
             first = count + fixed
             costs = self._costs_up_to(first + len(probs) + prompt_tokens)
@@ -356,11 +365,14 @@ class Controller:
         Returns:
             Whether a drafter that did not pay has started to.
         """
-        alone = self._plain(count, work)
-        token = alone / count
+        outside = self.overhead.seconds(count)
+        alone = self._target.cost(count, work, count) + outside
         if not proposals:
+            self._baseline.rested()
             self._learn(alone, alone)
             return False
+        self._baseline.asked(count, alone, outside, self.estimated_speedup)
+        token, plain_token = alone / count, self._baseline.factor * alone / count
         drafted = sum([item.width for item in proposals]) - len(proposals)
         added = 0.0
         if drafted:
@@ -368,25 +380,44 @@ class Controller:
             costs = self._costs_up_to(width + drafted)
             more = costs[width + drafted] - costs[width] + self.overhead.drafting
             added = more / drafted + self.overhead.draft_token
-        seconds = plain_seconds = token * (count - len(proposals))
+        resting = count - len(proposals)
+        seconds, plain_seconds = token * resting, plain_token * resting
         pair, each = self._target.attention_seconds(1), self.overhead.token
+        slower = 0.0  # seconds that asking makes the step longer by itself, for each ask
+        if token > plain_token and (asks := sum([len(item.attempts) for item in proposals])):
+            slower = (token - plain_token) * count / asks
         gains: dict[str, list[tuple[SpeculationState, float, float]]] = {}
         for proposal in proposals:
             speculation, own, got = proposal.speculation, proposal.width, proposal.emitted
             adjusting, drawing = speculation.adjusting, self._token_of(speculation) - each
             per_place = added + proposal.start * pair + adjusting
             took = token + (own - 1) * per_place + got * (each + drawing) - each + adjusting
-            plain = got * (token + drawing + adjusting)
+            plain = got * (plain_token + drawing + adjusting)
             if proposal.attempts:
                 took += self._asking_of(proposal)
-                worth = token - each + adjusting
+                worth = plain_token - each + adjusting
                 for name, asking, gain in _gains(proposal, worth, per_place):
-                    gains.setdefault(name, []).append((speculation, asking, gain))
+                    gains.setdefault(name, []).append((speculation, asking, gain - slower))
             speculation.saved += plain - took
             seconds, plain_seconds = seconds + took, plain_seconds + plain
         pays = [self._settle(name, items, count) for name, items in gains.items()]
         self._learn(seconds, plain_seconds)
         return any(pays)
+
+    def observe(
+        self, requests: int, draft_tokens: int, tokens: int, passing: float, outside: float
+    ) -> None:
+        """Learn from the time that the latest step took, if it only decoded.
+
+        Args:
+            requests: number of decoding requests.
+            draft_tokens: number of verified draft tokens.
+            tokens: number of new tokens.
+            passing: seconds of its pass.
+            outside: the other seconds, without those to ask drafters.
+        """
+        self.overhead.observe(requests, draft_tokens, tokens, outside)
+        self._baseline.observe(requests, passing + outside)
 
     def _learn(self, seconds: float, plain_seconds: float) -> None:
         """Record the seconds of a step, and those of plain decoding for the same tokens."""

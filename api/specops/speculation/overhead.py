@@ -12,8 +12,6 @@ import numpy as np
 from specops.runtime.cost_model import OUTLIER
 
 _STEPS = 64  # between two fits
-# Maximum number of steps with draft tokens before one without; twice as many each time.
-_FIRST_PLAIN, _PLAIN_STEPS = 16, 128
 _MEMORY = 0.9  # weight of earlier observations, after each fit
 _RIDGE = 1e-6  # of the largest sum of squares: terms that cannot be told apart share the seconds
 # Times of few draft tokens count little: if those waited for a core, drafting would stop, and
@@ -34,19 +32,10 @@ class Overhead:
 
     def __init__(self) -> None:
         self.step = self.drafting = self.request = self.draft_token = self.token = 0.0
-        self._drafted, self._most_drafted = 0, _FIRST_PLAIN  # observed in a row
         # Since the last fit, by requests, draft tokens and tokens: number of steps, total seconds.
         self._seen: dict[tuple[int, int, int], tuple[int, float]] = {}
         self._steps = 0
         self._sums = np.zeros((6, 6))  # of products of the observations, with the seconds last
-
-    @property
-    def wants_plain(self) -> bool:
-        """Whether the next step should verify nothing.
-
-        Only this comparison shows what draft tokens cost outside the pass.
-        """
-        return self._drafted >= self._most_drafted
 
     def seconds(self, requests: float, draft_tokens: int = 0, tokens: float | None = None) -> float:
         """Seconds of a step outside passes.
@@ -71,12 +60,6 @@ class Overhead:
         """
         if expected := self.seconds(requests, draft_tokens, tokens):
             seconds = min(seconds, OUTLIER * expected)
-        if draft_tokens:
-            self._drafted += 1
-        else:
-            if self.wants_plain:
-                self._most_drafted = min(2 * self._most_drafted, _PLAIN_STEPS)
-            self._drafted = 0
         key = requests, draft_tokens, tokens
         count, known = self._seen.get(key, (0, 0.0))
         self._seen[key] = count + 1, known + seconds

@@ -50,13 +50,14 @@ def test_concurrency_runs_requests_at_once_and_all_to_their_end(tiny: BenchModel
 def test_adaptive_measures_every_length_and_drafter_at_the_acceptance_asked_for(
     tiny: BenchModel,
 ) -> None:
-    plan = adaptive.Plan(24, 2, 2, clients=(1, 2), levels=(1.0, 0.0), lengths=(1, 3))
+    plan = adaptive.Plan(24, 2, 2, clients=(1, 2), levels=(1.0, 0.0), lengths=(1, 3), most=3)
     measured = adaptive.measure(tiny, PROMPTS[:2], plan)
     names = ("simulated", "draft", "lookup and draft")
     assert {name for name, *_ in measured} == set(names)
     for (name, _, level), item in measured.items():
         rows = {row.label: row for row in item.rows()}
-        assert list(rows) == ["plain", *(f"{name}, {way}" for way in ("k=1", "k=3", "adaptive"))]
+        drafting = [f"{name}, {way}" for way in ("k=1", "k=3", "adaptive")]
+        assert list(rows) == ["plain", "none, k=1", *drafting]
         assert all(row.equal == row.repeatable for row in rows.values())
         if level == 1:
             assert rows[f"{name}, k=3"].tokens_per_jump > 2
@@ -64,7 +65,7 @@ def test_adaptive_measures_every_length_and_drafter_at_the_acceptance_asked_for(
             assert all(row.tokens_per_jump == 1 for row in rows.values())  # nothing was accepted
     found = adaptive.outcome({"tiny": (plan, measured)})
     assert len(kept(found)["rows"]) == 12
-    worst = [min(float(row[place][:4]) for row in found.shown[0].rows) for place in (5, 7)]
+    worst = [min(float(row[place][:4]) for row in found.shown[0].rows) for place in (5, 8)]
     assert [line.measured for line in found.targets] == pytest.approx(worst, abs=0.006)
 
 

@@ -1,0 +1,88 @@
+"""Measures plain decoding, to which all gains are compared.
+
+The models of costs learn from the steps that are there. Where a pass takes a tenth of a millisecond
+these say little about plain decoding: the work on drafts leaves the processor's caches without the
+model, so passes with drafts take a fifth longer than they would alone, and so does a step without
+drafts that comes between them. Plain decoding would seem that slow, and drafts would seem to pay.
+So now and then a few steps in a row ask no drafter, and all but the first of them are measured.
+"""
+
+from __future__ import annotations
+
+from specops.runtime.cost_model import OUTLIER
+
+_STEPS = 8  # in a row; the first times a single one, which shows what draft tokens take
+_COLD = 2  # number of them that are not measured
+# Number of steps that ask drafters before plain ones: at first, twice as many each time, the most.
+_FIRST, _BETWEEN = 16, 128
+_SHARE = 0.002  # of the time that several plain steps in a row may lose
+# The work on drafts slows plain steps down by at most this multiple of their time outside passes.
+_MOST_SLOWER = 2.0
+_WEIGHT = 1 / 32  # of the newest step in the mean
+_PRIOR = 8  # number of steps that the first mean counts as
+
+
+class Baseline:
+    """Compares plain steps with what the models of costs expect. For one level of load.
+
+    Attributes:
+        factor: seconds of plain decoding, relative to the expected ones.
+    """
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self._asked, self._between = 0, _FIRST  # steps that ask drafters: so far, and at least
+        self._left = self._plain = 0  # plain steps to come, and those so far in a row
+        # Of the steps that are compared; 0 seconds are expected where none are.
+        self._requests, self._expected, self._least = 0, 0.0, 1.0
+        self._seen = False  # one of them was observed
+        self._ratio, self._measured = 1.0, _PRIOR  # mean of measured by expected seconds
+
+    @property
+    def due(self) -> bool:
+        """Whether the next step should ask no drafter."""
+        return self._left > 0
+
+    def rested(self) -> None:
+        """Count a step in which no drafter was asked."""
+        self._plain += 1
+        self._left = max(0, self._left - 1)
+
+    def asked(self, requests: int, expected: float, outside: float, speedup: float) -> None:
+        """Count a step in which a drafter was asked; the next ones may have to be plain.
+
+        Args:
+            requests: number of decoding requests.
+            expected: seconds that a plain step takes by the models.
+            outside: the part of them that is outside the pass.
+            speedup: recent tokens per second, relative to plain decoding.
+        """
+        self._plain = 0
+        if self._left:
+            return
+        if self._seen:
+            self._seen, self._between = False, min(2 * self._between, _BETWEEN)
+        self._expected = 0.0
+        self._asked += 1
+        if self._asked < self._between:
+            return
+        steps = _STEPS if self._between == _BETWEEN else 1
+        if self._asked * _SHARE >= (steps - 1) * (1 - 1 / speedup):
+            self._left, self._requests, self._expected = steps, requests, expected
+            self._asked, self._least = 0, 1 - _MOST_SLOWER * outside / expected
+
+    def observe(self, requests: int, seconds: float) -> None:
+        """Learn from the latest step if it is one of those to compare.
+
+        Args:
+            requests: number of decoding requests.
+            seconds: whole time of the step.
+        """
+        if not self._expected or not self._plain:
+            return
+        self._seen = True
+        if requests == self._requests and _COLD < self._plain <= _STEPS:
+            ratio = min(seconds / self._expected, OUTLIER * self._ratio)
+            self._measured += 1
+            self._ratio += (ratio - self._ratio) * max(_WEIGHT, 1 / self._measured)
+            self.factor = max(self._least, min(self._ratio, 1.0))
