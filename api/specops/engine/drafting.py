@@ -83,21 +83,26 @@ class Drafting:
             step.declined_drafters = self._declined
             return scheduled
         drafting = [item for item in scheduled if item.state.drafters]
-        awake = [item for item in drafting if item.state.may_draft(now)]
-        if compares := self.controller.compares and not prompt_tokens and _adaptive(awake):
-            awake = []
-        if awake:
+        if awake := self._awake(drafting, prompt_tokens):
             self._draft(step, scheduled, awake, prompt_tokens)
-        step.declined_drafters = [
-            item.state.request.drafter
-            for item in drafting
-            if compares or item.state.speculation.due > now
-        ]
+        declined = [item for item in drafting if not awake or item.state.speculation.due > now]
+        step.declined_drafters = [item.state.request.drafter for item in declined]
         if awake:
             return [item for item in scheduled if not item.state.finish]
         self._rest_ends = min([item.state.speculation.due for item in drafting], default=_NEVER)
         self._resting, self._declined = decoding, step.declined_drafters
         return scheduled
+
+    def _awake(self, drafting: list[Scheduled], prompt_tokens: int) -> list[Scheduled]:
+        """Those of the requests with drafters that do not rest; none in a step that is compared."""
+        now = self.controller.now
+        awake = [item for item in drafting if item.state.may_draft(now)]
+        if self.controller.compares and not prompt_tokens:
+            # Fixed lengths are always verified, and forced tokens make the pass wider.
+            requests = [item.state.request for item in awake]
+            if all(one.adaptive and one.sampling.grammar is None for one in requests):
+                return []
+        return awake
 
     def _draft(
         self, step: Step, scheduled: list[Scheduled], awake: list[Scheduled], prompt_tokens: int
@@ -325,14 +330,6 @@ class Drafting:
                 # A forced token's choice needs no logits, but its probability does.
                 everything = item.state.request.logprobs is not None
                 item.num_logits += len(draft.tokens) + everything * len(item.forced)
-
-
-def _adaptive(drafting: Sequence[Scheduled]) -> bool:
-    """Whether all of these requests can do without draft tokens in a step."""
-    return all(
-        item.state.request.adaptive and item.state.request.sampling.grammar is None
-        for item in drafting
-    )
 
 
 def _keep_allowed(item: Scheduled, proposal: Proposal) -> None:
