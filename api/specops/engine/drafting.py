@@ -102,7 +102,13 @@ class Drafting:
             requests = [item.state.request for item in awake]
             if all(one.adaptive and one.sampling.grammar is None for one in requests):
                 return []
-        return awake
+        return [item for item in awake if not self._rests(item.state)]
+
+    def _rests(self, state: RequestState) -> bool:
+        """Whether no drafter may be asked for a request, and no grammar forces its tokens."""
+        names = [drafter.name for drafter in state.chain]
+        rests = self.controller.rests(state.speculation, names)
+        return rests and state.request.sampling.grammar is None
 
     def _draft(
         self, step: Step, scheduled: list[Scheduled], awake: list[Scheduled], prompt_tokens: int
@@ -222,7 +228,7 @@ class Drafting:
         most = min(request.k_draft, state.remaining - 1 - forced, rows)
         if most < 1 or state.finish:
             return None
-        if self.controller.rests(own, [one.name for one in state.chain]):
+        if own.due > self.controller.now:  # its grammar alone kept it awake
             return None
         most = self._reserve(state, forced + most) - forced
         if most < 1:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-SHARE = 0.005  # of the time that a drafter may lose when it does not pay
+SHARE = 0.0025  # of the time that a drafter may lose when it does not pay
 _FIRST_SHARE = 0.16  # the same before the first loss; halved by each loss
 _INHERITED = 4  # maximum number of other requests' losses that count for a new request
 
