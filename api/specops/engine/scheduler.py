@@ -163,9 +163,9 @@ class Scheduler:
         step, started = Step(), self._clock()
         step.draft_seconds = reading = self._drafting.count_reading()
         if self._decoded is not None:
-            requests, drafted, tokens, passing, begun = self._decoded
+            requests, drafted, tokens, seconds, begun = self._decoded
             outside = started - begun - reading
-            self.controller.observe(requests, drafted, tokens, passing, outside)
+            self.controller.observe(requests, drafted, tokens, seconds, outside)
         self._decoded, self._choosing = None, 0.0
         preempted, before = self._slots.preemptions, len(self._in_flight)
         self._expire(step, started)

@@ -2,9 +2,9 @@
 
 The models of costs learn from the steps that are there. Where a pass takes a tenth of a millisecond
 these say little about plain decoding: the work on drafts leaves the processor's caches without the
-model, so passes with drafts take a fifth longer than they would alone, and so does a step without
-drafts that comes between them. Plain decoding would seem that slow, and drafts would seem to pay.
-So now and then a few steps in a row ask no drafter, and all but the first of them are measured.
+model, so passes with drafts take a fifth longer than they would alone, and a step without drafts
+between them takes a tenth longer. Plain decoding would seem that slow, and drafts would seem to
+pay. So now and then a few steps in a row ask no drafter, and all but the first are measured.
 """
 
 from __future__ import annotations

@@ -405,7 +405,7 @@ class Controller:
         return any(pays)
 
     def observe(
-        self, requests: int, draft_tokens: int, tokens: int, passing: float, outside: float
+        self, requests: int, draft_tokens: int, tokens: int, pass_seconds: float, outside: float
     ) -> None:
         """Learn from the time that the latest step took, if it only decoded.
 
@@ -413,11 +413,11 @@ class Controller:
             requests: number of decoding requests.
             draft_tokens: number of verified draft tokens.
             tokens: number of new tokens.
-            passing: seconds of its pass.
+            pass_seconds: seconds of its pass.
             outside: the other seconds, without those to ask drafters.
         """
         self.overhead.observe(requests, draft_tokens, tokens, outside)
-        self._baseline.observe(requests, passing + outside)
+        self._baseline.observe(requests, pass_seconds + outside)
 
     def _learn(self, seconds: float, plain_seconds: float) -> None:
         """Record the seconds of a step, and those of plain decoding for the same tokens."""
