@@ -9,7 +9,7 @@ pay. So now and then a few steps in a row ask no drafter, and all but the first 
 
 from __future__ import annotations
 
-from specops.runtime.cost_model import OUTLIER
+from specops.runtime.cost_model import mean_with
 
 _STEPS = 8  # in a row; the first times a single one, which shows what draft tokens take
 _COLD = 2  # number of them that are not measured
@@ -82,7 +82,7 @@ class Baseline:
             return
         self._seen = True
         if requests == self._requests and _COLD < self._plain <= _STEPS:
-            ratio = min(seconds / self._expected, OUTLIER * self._ratio)
             self._measured += 1
-            self._ratio += (ratio - self._ratio) * max(_WEIGHT, 1 / self._measured)
+            weight = max(_WEIGHT, 1 / self._measured)
+            self._ratio = mean_with(self._ratio, seconds / self._expected, weight)
             self.factor = max(self._least, min(self._ratio, 1.0))
