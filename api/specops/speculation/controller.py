@@ -37,8 +37,8 @@ _BOUND_STEPS = 64  # steps for which cached costs of passes stay valid
 # the mean high. While the drafter's credit lasts, no request pays for them.
 _FIRST_ASKS = 8
 # Loss after which a drafter is asked less often, in passes over one token: it reads a prompt at
-# once, and the gain follows later.
-_PATIENCE = 16
+# once, and the gain follows later. Where drafts gain a few percent, less would often end by chance.
+_PATIENCE = 24
 _NEVER = float("inf")
 _OWN_PATIENCE = 8  # the same loss for one request: one rejected draft proves nothing
 
