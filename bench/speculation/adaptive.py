@@ -50,12 +50,14 @@ class Plan:
 
     Many clients at once finish quickly: they get as many more rounds as `steps` steps need. There
     are as many prompts as clients, but at least `prompts`. A lookup is measured alone, or only in
-    front of a head or a draft model.
+    front of a head or a draft model. In the first `learning` rounds, which do not count, adaptive
+    drafts learn what pays, as a service does once.
     """
 
     new_tokens: int
     rounds: int
     steps: int = 0
+    learning: int = 2
     prompts: int = 8
     clients: Sequence[int] = (1, 4, 8, 16)
     levels: Sequence[float] = (0.9, 0.7, 0.5, 0.3)  # of simulated acceptance
@@ -128,6 +130,8 @@ def measure(model: BenchModel, prompts: Sequence[Prompt], plan: Plan) -> dict[Ce
                 some = texts[: max(plan.prompts, clients)]
                 rounds = plan.steps * clients // (len(some) * plan.new_tokens)
                 sizes = Sizes(plan.new_tokens, max(plan.rounds, rounds), clients)
+                for batch in plan.learning * ways.batches(some, clients):
+                    fresh.run(batch, configs[-1], plan.new_tokens, clients)
                 found[name, clients, level] = ways.measure(fresh, configs, some, sizes)
     return found
 
@@ -197,7 +201,8 @@ def outcome(found: Mapping[str, tuple[Plan, Mapping[Cell, Measured]]], name: str
     worst = min(row.over_plain.median for row in rows), min(row.over_best.median for row in rows)
     again = [row.again.median for row in rows]
     sizes = [
-        f"{model}: {plan.new_tokens} new tokens, at least {plan.rounds} rounds, lengths "
+        f"{model}: {plan.new_tokens} new tokens, at least {plan.rounds} rounds after "
+        f"{plan.learning} in which adaptive drafts learn, lengths "
         f"{', '.join(map(str, plan.lengths))}"
         for model, (plan, _) in found.items()
     ]

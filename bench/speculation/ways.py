@@ -296,6 +296,12 @@ class Row:
         }
 
 
+def batches(prompts: Sequence[Prompt], clients: int) -> list[list[Prompt]]:
+    """The prompts that run together: each alone, or all of them in a few waves of clients."""
+    often = -(-_WAVES * clients // len(prompts))
+    return [[prompt] for prompt in prompts] if clients == 1 else [[*prompts] * often]
+
+
 def measure(
     runner: Runner, configs: Sequence[Config], prompts: Sequence[Prompt], sizes: Sizes
 ) -> Measured:
@@ -314,15 +320,14 @@ def measure(
     clients = sizes.at_once
     if len(prompts) < clients:
         raise ValueError(f"{len(prompts)} prompts are too few to measure on, {clients} at once")
-    often = -(-_WAVES * clients // len(prompts))
-    batches = [[prompt] for prompt in prompts] if clients == 1 else [[*prompts] * often]
+    work = batches(prompts, clients)
     configs = list(dict.fromkeys((PLAIN, *configs)))
     measured = Measured([], {config: [] for config in configs})
     settle()
     for config in configs:  # the first passes cause page faults
-        runner.run(batches[0], config, min(sizes.new_tokens, _WARM_UP), clients)
+        runner.run(work[0], config, min(sizes.new_tokens, _WARM_UP), clients)
     for turn in range(sizes.rounds):
-        for number, batch in enumerate(batches):
+        for number, batch in enumerate(work):
             measured.batches.append(batch)
             # Shuffled: a way must not always follow the same one, whose data fill the caches.
             for config in Random(f"{turn}/{number}").sample(configs, len(configs)):
@@ -331,7 +336,7 @@ def measure(
                     raise RuntimeError("requests never all decoded: ask for more new tokens")
                 measured.runs[config].append(found)
     which = ", ".join(measured.categories)
-    progress(f"{which}: {len(batches)} batches, {clients} at once, {sizes.rounds} rounds")
+    progress(f"{which}: {len(work)} batches, {clients} at once, {sizes.rounds} rounds")
     return measured
 
 

@@ -16,6 +16,10 @@ The machine's speed changes from minute to minute, and not evenly: its neighbour
 the memory's speed in one hour and of the cores' arithmetic in the next. TinyLlama's shape took
 14.0, 14.7 and 23.5 ms for 4, 8 and 16 tokens in an hour of slow memory, and 9.5, 14.5 and 25.1 in
 another (two cores, AMD EPYC, Zen 5). So every observed pass moves the factor that it waited for.
+
+Single points of the measured curve are up to a tenth off: the least time of ten tokens may be from
+a better moment than that of eight. Whoever looks for the best size finds just those. So passes of
+two sizes that follow each other are compared, and correct each other's point.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +37,9 @@ Seconds = npt.NDArray[np.float64]
 
 _RATE = 0.1  # the factors absorb this share of a pass's error
 OUTLIER = 2.0  # larger errors are clipped to this factor: the pass was preempted
+_POINTS = 64  # passes of more tokens have no correction of their own
+_POINT_RATE = 1 / 64  # of the difference between two passes' errors, to each one's correction
+_MOST_CORRECTED = 1.5
 _SHOWN_PAIRS = 1_000_000  # the table's unit for the cost of attention
 # Passes of this many tokens are assumed to wait for arithmetic. `calibration` measures wider ones
 # with fewer logits.
@@ -73,6 +81,15 @@ class PrefillSpeed:
         return 2 * seconds / (each + sqrt(each * each + 2 * self.pair_seconds * seconds))
 
 
+class _Pass(NamedTuple):
+    """An observed pass; see `CostModel.cost`."""
+
+    tokens: int
+    work: float
+    spans: int
+    seconds: float
+
+
 class CostModel:
     """Costs of one model's passes. For the engine's thread; any thread may read `table`.
 
@@ -111,6 +128,8 @@ class CostModel:
         # As lists, too: reading a single number from an array takes longer.
         self._reading, self._added = (curve.tolist() for curve in self._curves[:2])
         self._least = self._curves[2]
+        self._corrections = [1.0] * (min(_POINTS, self._widest) + 1)
+        self._last: _Pass | None = None  # the latest pass observed
         self.set_speed(1.0, 1.0)
 
     @property
@@ -141,7 +160,10 @@ class CostModel:
             return self.cost(self._widest) + beyond + added
         reading: float = self.memory * self._reading[tokens]
         computing: float = self.memory * self._least + self.arithmetic * self._added[tokens]
-        return (reading if reading > computing else computing) + added
+        measured = reading if reading > computing else computing
+        if tokens < len(self._corrections):
+            measured *= self._corrections[tokens]
+        return measured + added
 
     def costs(self, tokens: int, more: int) -> list[float]:
         """Seconds that passes over `tokens`, `tokens` + 1, … `tokens` + `more` tokens take now.
@@ -151,8 +173,11 @@ class CostModel:
         last = tokens + more
         reading, added = (curve[tokens : last + 1] for curve in self._curves[:2])
         computing = self.memory * self._least + self.arithmetic * added
-        measured: list[float] = np.maximum(self.memory * reading, computing).tolist()
-        return measured + [self.cost(wider) for wider in range(tokens + len(measured), last + 1)]
+        measured = np.maximum(self.memory * reading, computing)
+        corrections = self._corrections[tokens : last + 1]
+        measured[: len(corrections)] *= corrections
+        beyond = range(tokens + len(measured), last + 1)
+        return [*measured.tolist(), *map(self.cost, beyond)]
 
     def attention_seconds(self, pairs: float) -> float:
         """Seconds that attention over a number of token pairs adds to a pass."""
@@ -178,22 +203,48 @@ class CostModel:
         def duration(more: int) -> float:
             return self.cost(tokens + more, work + more * (position + more / 2)) + more * each
 
-        # Costs never fall as passes grow, so bisection works.
+        # Costs hardly ever fall as passes grow, so bisection works.
         return max(0, bisect_right(range(self._widest + 2), seconds, key=duration) - 1)
 
     def observe(self, tokens: int, work: float, seconds: float, spans: int = 1) -> None:
         """Learn from the time that a pass took; the arguments are those of `cost`."""
         expected, states = self.cost(tokens, work, spans), self.state_seconds(spans)
         # The part that scales with the speed of memory; the rest scales with that of arithmetic.
-        memory = self.memory * self._reading[min(tokens, self._widest)]
+        correction = self._corrections[tokens] if tokens < len(self._corrections) else 1.0
+        memory = correction * self.memory * self._reading[min(tokens, self._widest)]
         if memory < expected - states - self.attention_seconds(work):
-            memory = self.memory * self._least
+            memory = correction * self.memory * self._least
         memory += states
         arithmetic = expected - memory
-        error = min(max(seconds / expected, 1 / OUTLIER), OUTLIER) - 1
+        error = _error(seconds, expected)
         # Normalized least mean squares (Nagumo and Noda 1967), relative to the expected time.
         step = _RATE * error * expected / (memory * memory + arithmetic * arithmetic)
         self.set_speed(self.memory * (1 + step * memory), self.arithmetic * (1 + step * arithmetic))
+        last, self._last = self._last, _Pass(tokens, work, spans, seconds)
+        if last is not None and last.tokens != tokens:
+            self._compare(last, self._last)
+
+    def _compare(self, *passes: _Pass) -> None:
+        """Correct the points of two passes that followed each other, so at the same speed.
+
+        They must wait for the same: otherwise the factors explain the difference. What both take
+        longer than expected is the machine's speed, so the sum of all corrections never changes.
+        """
+        sizes = [item.tokens for item in passes]
+        if max(sizes) >= len(self._corrections) or len({*map(self._reads, sizes)}) > 1:
+            return
+        first, then = (
+            _error(item.seconds, self.cost(item.tokens, item.work, item.spans)) for item in passes
+        )
+        step = _POINT_RATE * (then - first)
+        for tokens, change in zip(sizes, (-step, step), strict=True):
+            corrected = self._corrections[tokens] + change
+            self._corrections[tokens] = min(max(corrected, 1 / _MOST_CORRECTED), _MOST_CORRECTED)
+
+    def _reads(self, tokens: int) -> bool:
+        """Whether a pass waits for memory."""
+        reading: float = self.memory * self._reading[tokens]
+        return reading >= self.memory * self._least + self.arithmetic * self._added[tokens]
 
     def table(self, kind: str = "tokens") -> Iterator[tuple[str, int, float]]:
         """Yield kind, size and current seconds: of passes by tokens, then of a million pairs.
@@ -205,6 +256,11 @@ class CostModel:
             yield kind, size, self.cost(size)
         if kind == "tokens":
             yield "attention", 1, self.attention_seconds(_SHOWN_PAIRS)
+
+
+def _error(seconds: float, expected: float) -> float:
+    """By how much of the expected seconds a pass took longer; a preempted one at most as long."""
+    return min(max(seconds / expected, 1 / OUTLIER), OUTLIER) - 1
 
 
 def _split(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[Seconds, Seconds, float]:
