@@ -243,8 +243,8 @@ class CostModel:
 
     def _reads(self, tokens: int) -> bool:
         """Whether a pass waits for memory."""
-        reading: float = self.memory * self._reading[tokens]
-        return reading >= self.memory * self._least + self.arithmetic * self._added[tokens]
+        computing = self.memory * self._least + self.arithmetic * self._added[tokens]
+        return bool(self.memory * self._reading[tokens] >= computing)
 
     def table(self, kind: str = "tokens") -> Iterator[tuple[str, int, float]]:
         """Yield kind, size and current seconds: of passes by tokens, then of a million pairs.
