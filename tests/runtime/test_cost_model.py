@@ -169,6 +169,15 @@ def test_a_point_that_was_measured_at_a_better_moment_is_corrected() -> None:
     assert {size: costs.cost(size) for size in others} == others
 
 
+def test_prompts_whose_tokens_need_no_logits_correct_no_point() -> None:
+    costs = tinyllama()
+    for _ in range(100):
+        costs.observe(12, 0.0, 0.8 * costs.cost(12), 1, 1)
+        costs.observe(16, 0.0, costs.cost(16), 16)
+    costs.set_speed(1.0, 1.0)
+    assert [costs.cost(size) for size in (12, 16)] == [tinyllama().cost(size) for size in (12, 16)]
+
+
 def test_a_machine_that_gets_slower_while_passes_have_one_size_corrects_no_point() -> None:
     costs = tinyllama()
     for speed in (1.0, 1.5, 0.7):

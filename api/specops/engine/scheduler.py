@@ -227,7 +227,7 @@ class Scheduler:
         step.ended = self._clock()
         step.seconds = step.ended - begun
         work, spans = batch.attention_work, len(batch.spans)
-        self.cost_model.observe(batch.num_tokens, work, step.seconds, spans)
+        self.cost_model.observe(batch.num_tokens, work, step.seconds, spans, batch.num_logits)
         self._process(step, scheduled, logits)
         for client, tokens in step.client_tokens.items():
             self._order.generated(client, tokens)

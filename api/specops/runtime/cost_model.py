@@ -40,6 +40,8 @@ OUTLIER = 2.0  # larger errors are clipped to this factor: the pass was preempte
 _POINTS = 64  # passes of more tokens have no correction of their own
 _POINT_RATE = 1 / 64  # of the difference between two passes' errors, to each one's correction
 _MOST_CORRECTED = 1.5
+# The time of shorter passes depends on what the step before has left in the processor's caches.
+_LEAST_COMPARED = 1e-3
 _SHOWN_PAIRS = 1_000_000  # the table's unit for the cost of attention
 # Passes of this many tokens are assumed to wait for arithmetic. `calibration` measures wider ones
 # with fewer logits.
@@ -206,8 +208,19 @@ class CostModel:
         # Costs hardly ever fall as passes grow, so bisection works.
         return max(0, bisect_right(range(self._widest + 2), seconds, key=duration) - 1)
 
-    def observe(self, tokens: int, work: float, seconds: float, spans: int = 1) -> None:
-        """Learn from the time that a pass took; the arguments are those of `cost`."""
+    def observe(
+        self, tokens: int, work: float, seconds: float, spans: int = 1, logits: int | None = None
+    ) -> None:
+        """Learn from the time that a pass took.
+
+        Args:
+            tokens: number of tokens.
+            work: attention work; see `cost`.
+            seconds: the time.
+            spans: number of sequences.
+            logits: number of tokens that needed logits; None: all. A prompt's pass takes less time
+                than a verification as wide, so it corrects no point.
+        """
         expected, states = self.cost(tokens, work, spans), self.state_seconds(spans)
         # The part that scales with the speed of memory; the rest scales with that of arithmetic.
         correction = self._corrections[tokens] if tokens < len(self._corrections) else 1.0
@@ -220,9 +233,11 @@ class CostModel:
         # Normalized least mean squares (Nagumo and Noda 1967), relative to the expected time.
         step = _RATE * error * expected / (memory * memory + arithmetic * arithmetic)
         self.set_speed(self.memory * (1 + step * memory), self.arithmetic * (1 + step * arithmetic))
-        last, self._last = self._last, _Pass(tokens, work, spans, seconds)
-        if last is not None and last.tokens != tokens:
-            self._compare(last, self._last)
+        last, self._last = self._last, None
+        if logits in (None, tokens) and expected >= _LEAST_COMPARED:
+            self._last = _Pass(tokens, work, spans, seconds)
+            if last is not None and last.tokens != tokens:
+                self._compare(last, self._last)
 
     def _compare(self, *passes: _Pass) -> None:
         """Correct the points of two passes that followed each other, so at the same speed.

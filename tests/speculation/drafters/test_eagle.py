@@ -53,7 +53,9 @@ class Costs(CostModel):
     def cost(self, tokens: int, work: float = 0.0, spans: int = 1) -> float:
         return self.seconds[0]
 
-    def observe(self, tokens: int, work: float, seconds: float, spans: int = 1) -> None:
+    def observe(
+        self, tokens: int, work: float, seconds: float, spans: int = 1, logits: int | None = None
+    ) -> None:
         pass
 
 
