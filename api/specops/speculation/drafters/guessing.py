@@ -89,10 +89,8 @@ class GuessingDrafter(Drafter):
         """Run a pass. Its time starts with the work before it, so that choosing tokens counts."""
         logits = self.runner.forward(batch)
         now = time.perf_counter()
-        self.costs.observe(
-            *(batch.num_tokens, batch.attention_work, now - self._begun),
-            *(len(batch.spans), batch.num_logits),
-        )
+        work, spans = batch.attention_work, len(batch.spans)
+        self.costs.observe(batch.num_tokens, work, now - self._begun, spans, batch.num_logits)
         self._begun = now
         return logits
 
