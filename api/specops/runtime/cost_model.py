@@ -19,7 +19,7 @@ another (two cores, AMD EPYC, Zen 5). So every observed pass moves the factor th
 
 Single points of the measured curve are up to a tenth off: the least time of ten tokens may be from
 a better moment than that of eight. Whoever looks for the best size finds just those. So passes of
-two sizes that follow each other are compared, and correct each other's point.
+two similar sizes that follow each other are compared, and correct each other's point.
 """
 
 from __future__ import annotations
@@ -162,10 +162,7 @@ class CostModel:
             return self.cost(self._widest) + beyond + added
         reading: float = self.memory * self._reading[tokens]
         computing: float = self.memory * self._least + self.arithmetic * self._added[tokens]
-        measured = reading if reading > computing else computing
-        if tokens < len(self._corrections):
-            measured *= self._corrections[tokens]
-        return measured + added
+        return self._correction(tokens) * (reading if reading > computing else computing) + added
 
     def costs(self, tokens: int, more: int) -> list[float]:
         """Seconds that passes over `tokens`, `tokens` + 1, … `tokens` + `more` tokens take now.
@@ -223,7 +220,7 @@ class CostModel:
         """
         expected, states = self.cost(tokens, work, spans), self.state_seconds(spans)
         # The part that scales with the speed of memory; the rest scales with that of arithmetic.
-        correction = self._corrections[tokens] if tokens < len(self._corrections) else 1.0
+        correction = self._correction(tokens)
         memory = correction * self.memory * self._reading[min(tokens, self._widest)]
         if memory < expected - states - self.attention_seconds(work):
             memory = correction * self.memory * self._least
@@ -242,11 +239,15 @@ class CostModel:
     def _compare(self, *passes: _Pass) -> None:
         """Correct the points of two passes that followed each other, so at the same speed.
 
-        They must wait for the same: otherwise the factors explain the difference. What both take
-        longer than expected is the machine's speed, so the sum of all corrections never changes.
+        They must wait for the same, and one has at most twice the tokens of the other: otherwise
+        the factors explain the difference. What both take longer than expected is the machine's
+        speed, so the sum of all corrections never changes.
         """
         sizes = [item.tokens for item in passes]
-        if max(sizes) >= len(self._corrections) or len({*map(self._reads, sizes)}) > 1:
+        least, most = sorted(sizes)
+        if most >= len(self._corrections) or most > 2 * least:
+            return
+        if self._reads(least) != self._reads(most):
             return
         first, then = (
             _error(item.seconds, self.cost(item.tokens, item.work, item.spans)) for item in passes
@@ -255,6 +256,9 @@ class CostModel:
         for tokens, change in zip(sizes, (-step, step), strict=True):
             corrected = self._corrections[tokens] + change
             self._corrections[tokens] = min(max(corrected, 1 / _MOST_CORRECTED), _MOST_CORRECTED)
+
+    def _correction(self, tokens: int) -> float:
+        return self._corrections[tokens] if tokens < len(self._corrections) else 1.0
 
     def _reads(self, tokens: int) -> bool:
         """Whether a pass waits for memory."""
