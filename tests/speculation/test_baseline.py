@@ -11,57 +11,62 @@ from specops.speculation.drafters.base import NO_DRAFT, Draft
 PLAIN, OUTSIDE = 200e-6, 50e-6  # seconds
 
 
-def ask(baseline: Baseline, speedup: float = 1.0, outside: float = OUTSIDE) -> int:
-    """Ask drafters until a comparison is due; returns the number of these steps."""
-    steps = 0
-    while not baseline.due:
+def run(
+    baseline: Baseline,
+    asks: int,
+    *seconds: float,
+    speedup: float = 1.0,
+    outside: float = OUTSIDE,
+    requests: int = 1,
+) -> list[tuple[int, int]]:
+    """Ask drafters, and decode plainly whenever that is due; the last of its times goes on.
+
+    Returns:
+        For each time that it was due, the number of asks before it, and of plain steps in a row.
+    """
+    found = []
+    for asked in range(1, asks + 1):
         baseline.asked(1, PLAIN, outside, speedup)
         baseline.observe(1, 2 * PLAIN)  # never counts
-        steps += 1
-    return steps
+        steps = 0
+        while baseline.due:
+            baseline.rested()
+            baseline.observe(requests, seconds[min(steps, len(seconds) - 1)])
+            steps += 1
+        if steps:
+            found.append((asked, steps))
+    return found
 
 
-def compare(baseline: Baseline, *seconds: float, requests: int = 1) -> int:
-    """Decode plainly while that is due, the last step's time goes on; returns the number."""
-    steps = 0
-    while baseline.due:
-        baseline.rested()
-        baseline.observe(requests, seconds[min(steps, len(seconds) - 1)])
-        steps += 1
-    return steps
-
-
-def after_single_steps(speedup: float = 1.0) -> Baseline:
+def test_single_steps_come_before_several() -> None:
     baseline = Baseline()
-    found = [(ask(baseline, speedup), compare(baseline, 9 * PLAIN)) for _ in range(3)]
-    assert found == [(16, 1), (32, 1), (64, 1)]
+    assert run(baseline, 127, 0.8 * PLAIN) == [(16, 1), (48, 1), (80, 1), (112, 1)]
     assert baseline.factor == 1.0
-    return baseline
+    assert run(baseline, 33, 0.8 * PLAIN) == [(1, 8), (33, 1)]
+    assert baseline.factor < 1.0
+
+
+@pytest.mark.parametrize("speedup", [1.25, 2.0])
+def test_plain_steps_lose_a_small_share_of_the_time(speedup: float) -> None:
+    baseline, asks = Baseline(), 100_000
+    run(baseline, 250, PLAIN, speedup=speedup)  # the first ones come sooner
+    found = run(baseline, asks, PLAIN, speedup=speedup)
+    for kind, in_row in ((1, 1), (8, 7)):
+        count = sum(steps == kind for _, steps in found)
+        assert count * in_row * (1 - 1 / speedup) / asks == pytest.approx(0.002, rel=0.2)
 
 
 def test_the_first_steps_after_drafts_do_not_count() -> None:
-    baseline = after_single_steps()
-    for _ in range(40):
-        assert ask(baseline) == 128
-        assert compare(baseline, 9 * PLAIN, 9 * PLAIN, 0.8 * PLAIN) == 8
+    baseline = Baseline()
+    run(baseline, 40 * 128, 9 * PLAIN, 9 * PLAIN, 0.8 * PLAIN)
     assert baseline.factor == pytest.approx(0.8, abs=0.01)
 
 
-def test_where_drafts_gain_much_plain_decoding_is_measured_rarely() -> None:
-    baseline = after_single_steps(2.0)
-    asked = ask(baseline, 2.0)
-    assert 7 * 0.5 / asked == pytest.approx(0.002, rel=0.01)
-
-
 def test_a_step_that_waited_for_a_core_counts_as_twice_the_mean() -> None:
-    baseline = after_single_steps()
-    for _ in range(20):
-        ask(baseline)
-        compare(baseline, 0.8 * PLAIN)
+    baseline = Baseline()
+    run(baseline, 20 * 128, 0.8 * PLAIN)
     known = baseline.factor
-    ask(baseline)
-    baseline.rested()
-    compare(baseline, PLAIN, 90.0, 0.8 * PLAIN)
+    assert run(baseline, 128, PLAIN, PLAIN, 90.0, 0.8 * PLAIN)[-1] == (128, 8)
     assert known < baseline.factor < known + 0.04
 
 
@@ -71,10 +76,8 @@ def test_a_step_that_waited_for_a_core_counts_as_twice_the_mean() -> None:
 def test_steps_of_another_load_and_what_drafts_cannot_cause_do_not_count(
     requests: int, outside: float, least: float
 ) -> None:
-    baseline = after_single_steps()
-    for _ in range(20):
-        ask(baseline, outside=outside)
-        compare(baseline, 0.5 * PLAIN, requests=requests)
+    baseline = Baseline()
+    run(baseline, 20 * 128, 0.5 * PLAIN, outside=outside, requests=requests)
     assert baseline.factor == pytest.approx(least)
 
 
@@ -83,16 +86,17 @@ def test_a_comparison_of_which_nothing_was_observed_comes_again() -> None:
     baseline = Baseline()
     for _ in range(3):
         for _ in range(16):
-            baseline.asked(1, PLAIN, OUTSIDE, 1.0)
+            assert not baseline.due
+            baseline.asked(1, PLAIN, OUTSIDE, 2.0)
         assert baseline.due
         baseline.rested()
     baseline.observe(1, PLAIN)
-    assert ask(baseline) == 32
+    assert run(baseline, 32, PLAIN, speedup=2.0) == [(32, 1)]
 
 
 def test_plain_steps_end_though_prompts_come_between() -> None:
-    baseline = after_single_steps()
-    ask(baseline)
+    baseline = Baseline()
+    assert run(baseline, 127, PLAIN)
     for _ in range(8):
         baseline.asked(1, PLAIN, OUTSIDE, 1.0)  # with a prompt drafts go on
         assert baseline.due

@@ -19,12 +19,14 @@ another (two cores, AMD EPYC, Zen 5). So every observed pass moves the factor th
 
 Single points of the measured curve are up to a tenth off: the least time of ten tokens may be from
 a better moment than that of eight. Whoever looks for the best size finds just those. So passes of
-two similar sizes that follow each other are compared, and correct each other's point.
+two similar sizes that follow each other are compared, and correct each other's point: at first by
+much, then by less. A size has one correction for when it waits for memory, and one for arithmetic.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
@@ -38,7 +40,9 @@ Seconds = npt.NDArray[np.float64]
 _RATE = 0.1  # the factors absorb this share of a pass's error
 OUTLIER = 2.0  # larger errors are clipped to this factor: the pass was preempted
 _POINTS = 64  # passes of more tokens have no correction of their own
-_POINT_RATE = 1 / 64  # of the difference between two passes' errors, to each one's correction
+# Of the difference between two passes' errors, to each one's correction: at first, at last.
+_FIRST_RATE, _POINT_RATE = 1 / 8, 1 / 64
+_MOST_DIFFERENT = 0.25  # larger differences are clipped: one of the passes was preempted
 _MOST_CORRECTED = 1.5
 # The time of shorter passes depends on what the step before has left in the processor's caches.
 _LEAST_COMPARED = 1e-3
@@ -130,7 +134,10 @@ class CostModel:
         # As lists, too: reading a single number from an array takes longer.
         self._reading, self._added = (curve.tolist() for curve in self._curves[:2])
         self._least = self._curves[2]
-        self._corrections = [1.0] * (min(_POINTS, self._widest) + 1)
+        # By number of tokens, of a pass that waits for arithmetic and of one that waits for memory.
+        points = min(_POINTS, self._widest) + 1
+        self._corrections = [1.0] * points, [1.0] * points
+        self._compared: Counter[tuple[int, int]] = Counter()  # pairs of sizes
         self._last: _Pass | None = None  # the latest pass observed
         self.set_speed(1.0, 1.0)
 
@@ -160,9 +167,7 @@ class CostModel:
             share = self.seconds[-1] / self._widest
             beyond = self.arithmetic * share * (tokens - self._widest)
             return self.cost(self._widest) + beyond + added
-        reading: float = self.memory * self._reading[tokens]
-        computing: float = self.memory * self._least + self.arithmetic * self._added[tokens]
-        return self._correction(tokens) * (reading if reading > computing else computing) + added
+        return max(self._waits(tokens)) + added
 
     def costs(self, tokens: int, more: int) -> list[float]:
         """Seconds that passes over `tokens`, `tokens` + 1, … `tokens` + `more` tokens take now.
@@ -172,9 +177,11 @@ class CostModel:
         last = tokens + more
         reading, added = (curve[tokens : last + 1] for curve in self._curves[:2])
         computing = self.memory * self._least + self.arithmetic * added
-        measured = np.maximum(self.memory * reading, computing)
-        corrections = self._corrections[tokens : last + 1]
-        measured[: len(corrections)] *= corrections
+        waits = computing, self.memory * reading
+        for seconds, corrections in zip(waits, self._corrections, strict=True):
+            some = corrections[tokens : last + 1]
+            seconds[: len(some)] *= some
+        measured = np.maximum(*waits)
         beyond = range(tokens + len(measured), last + 1)
         return [*measured.tolist(), *map(self.cost, beyond)]
 
@@ -220,10 +227,10 @@ class CostModel:
         """
         expected, states = self.cost(tokens, work, spans), self.state_seconds(spans)
         # The part that scales with the speed of memory; the rest scales with that of arithmetic.
-        correction = self._correction(tokens)
-        memory = correction * self.memory * self._reading[min(tokens, self._widest)]
+        size = min(tokens, self._widest)
+        memory = self._waits(size)[1]
         if memory < expected - states - self.attention_seconds(work):
-            memory = correction * self.memory * self._least
+            memory = self._correction(size, reads=False) * self.memory * self._least
         memory += states
         arithmetic = expected - memory
         error = _error(seconds, expected)
@@ -245,25 +252,38 @@ class CostModel:
         """
         sizes = [item.tokens for item in passes]
         least, most = sorted(sizes)
-        if most >= len(self._corrections) or most > 2 * least:
+        if most > min(_POINTS, self._widest, 2 * least):
             return
-        if self._reads(least) != self._reads(most):
+        reads = self._reads(least)
+        if reads != self._reads(most):
             return
         first, then = (
             _error(item.seconds, self.cost(item.tokens, item.work, item.spans)) for item in passes
         )
-        step = _POINT_RATE * (then - first)
+        longer = min(max(then - first, -_MOST_DIFFERENT), _MOST_DIFFERENT)
+        step = longer * max(_POINT_RATE, 1 / (1 / _FIRST_RATE + self._compared[least, most]))
+        self._compared[least, most] += 1
+        corrections = self._corrections[reads]
         for tokens, change in zip(sizes, (-step, step), strict=True):
-            corrected = self._corrections[tokens] + change
-            self._corrections[tokens] = min(max(corrected, 1 / _MOST_CORRECTED), _MOST_CORRECTED)
+            corrected = corrections[tokens] + change
+            corrections[tokens] = min(max(corrected, 1 / _MOST_CORRECTED), _MOST_CORRECTED)
 
-    def _correction(self, tokens: int) -> float:
-        return self._corrections[tokens] if tokens < len(self._corrections) else 1.0
+    def _waits(self, tokens: int) -> tuple[float, float]:
+        """Seconds of a pass if it waited only for arithmetic, and only for memory."""
+        computing: float = self.memory * self._least + self.arithmetic * self._added[tokens]
+        reading: float = self.memory * self._reading[tokens]
+        return (
+            self._correction(tokens, reads=False) * computing,
+            self._correction(tokens, reads=True) * reading,
+        )
+
+    def _correction(self, tokens: int, *, reads: bool) -> float:
+        return self._corrections[reads][tokens] if tokens <= _POINTS else 1.0
 
     def _reads(self, tokens: int) -> bool:
         """Whether a pass waits for memory."""
-        computing = self.memory * self._least + self.arithmetic * self._added[tokens]
-        return bool(self.memory * self._reading[tokens] >= computing)
+        computing, reading = self._waits(tokens)
+        return reading >= computing
 
     def table(self, kind: str = "tokens") -> Iterator[tuple[str, int, float]]:
         """Yield kind, size and current seconds: of passes by tokens, then of a million pairs.

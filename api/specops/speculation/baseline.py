@@ -5,17 +5,23 @@ these say little about plain decoding: the work on drafts leaves the processor's
 model, so passes with drafts take a fifth longer than they would alone, and a step without drafts
 between them takes a tenth longer. Plain decoding would seem that slow, and drafts would seem to
 pay. So now and then a few steps in a row ask no drafter, and all but the first are measured.
+
+More often a single step asks none. `CostModel` compares its pass with those before and after it, so
+that it learns what draft tokens add. Otherwise passes with drafts could be the only ones for long,
+and nothing would say what plain ones take. If drafts gain little, such steps lose next to nothing.
 """
 
 from __future__ import annotations
 
 from specops.runtime.cost_model import mean_with
 
-_STEPS = 8  # in a row; the first times a single one, which shows what draft tokens take
+_STEPS = 8  # in a row
 _COLD = 2  # number of them that are not measured
-# Number of steps that ask drafters before plain ones: at first, twice as many each time, the most.
+# Number of steps that ask drafters before a plain one: at first, and then twice as many each time.
+# From the last number on, what plain steps lose decides, and several in a row may come.
 _FIRST, _BETWEEN = 16, 128
-_SHARE = 0.002  # of the time that several plain steps in a row may lose
+_LEAST = 32  # the least number, whatever they seem to lose
+_SHARE = 0.002  # of the time that single plain steps may lose, and several in a row
 # The work on drafts slows plain steps down by at most this multiple of their time outside passes.
 _MOST_SLOWER = 2.0
 _WEIGHT = 1 / 32  # of the newest step in the mean
@@ -31,7 +37,8 @@ class Baseline:
 
     def __init__(self) -> None:
         self.factor = 1.0
-        self._asked, self._between = 0, _FIRST  # steps that ask drafters: so far, and at least
+        # Steps that ask drafters: since the last plain one, since several, and the most before one.
+        self._asked, self._since, self._between = 0, 0, _FIRST
         self._left = self._plain = 0  # plain steps to come, and those so far in a row
         # Of the steps that are compared; 0 seconds are expected where none are.
         self._requests, self._expected, self._least = 0, 0.0, 1.0
@@ -64,12 +71,16 @@ class Baseline:
             self._seen, self._between = False, min(2 * self._between, _BETWEEN)
         self._expected = 0.0
         self._asked += 1
-        if self._asked < self._between:
-            return
-        steps = _STEPS if self._between == _BETWEEN else 1
-        if self._asked * _SHARE >= (steps - 1) * (1 - 1 / speedup):
+        self._since += 1
+        lost = (1 - 1 / speedup) / _SHARE  # steps that make up for a plain one
+        steps = _STEPS if self._since >= max(_BETWEEN, (_STEPS - 1) * lost) else 1
+        before = max(_LEAST, lost)
+        if self._between < _BETWEEN:
+            before = min(before, self._between)
+        if steps > 1 or self._asked >= before:
             self._left, self._requests, self._expected = steps, requests, expected
             self._asked, self._least = 0, 1 - _MOST_SLOWER * outside / expected
+            self._since *= steps == 1
 
     def observe(self, requests: int, seconds: float) -> None:
         """Learn from the latest step if it is one of those to compare.
