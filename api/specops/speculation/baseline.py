@@ -37,7 +37,8 @@ class Baseline:
 
     def __init__(self) -> None:
         self.factor = 1.0
-        # Steps that ask drafters: since the last plain one, since several, and the most before one.
+        # Steps that asked drafters since the last plain one, and since several in a row; at most so
+        # many come before a plain one at first.
         self._asked, self._since, self._between = 0, 0, _FIRST
         self._left = self._plain = 0  # plain steps to come, and those so far in a row
         # Of the steps that are compared; 0 seconds are expected where none are.
@@ -80,7 +81,7 @@ class Baseline:
         if steps > 1 or self._asked >= before:
             self._left, self._requests, self._expected = steps, requests, expected
             self._asked, self._least = 0, 1 - _MOST_SLOWER * outside / expected
-            self._since *= steps == 1
+            self._since = 0 if steps > 1 else self._since
 
     def observe(self, requests: int, seconds: float) -> None:
         """Learn from the latest step if it is one of those to compare.
