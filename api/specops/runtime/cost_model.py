@@ -135,8 +135,8 @@ class CostModel:
         self._reading, self._added = (curve.tolist() for curve in self._curves[:2])
         self._least = self._curves[2]
         # By number of tokens, of a pass that waits for arithmetic and of one that waits for memory.
-        points = min(_POINTS, self._widest) + 1
-        self._corrections = [1.0] * points, [1.0] * points
+        # Those beyond `_POINTS` stay 1.
+        self._corrections = [1.0] * (self._widest + 1), [1.0] * (self._widest + 1)
         self._compared: Counter[tuple[int, int]] = Counter()  # pairs of sizes
         self._last: _Pass | None = None  # the latest pass observed
         self.set_speed(1.0, 1.0)
@@ -167,7 +167,8 @@ class CostModel:
             share = self.seconds[-1] / self._widest
             beyond = self.arithmetic * share * (tokens - self._widest)
             return self.cost(self._widest) + beyond + added
-        return max(self._waits(tokens)) + added
+        computing, reading = self._waits(tokens)
+        return (reading if reading > computing else computing) + added
 
     def costs(self, tokens: int, more: int) -> list[float]:
         """Seconds that passes over `tokens`, `tokens` + 1, … `tokens` + `more` tokens take now.
@@ -176,12 +177,9 @@ class CostModel:
         """
         last = tokens + more
         reading, added = (curve[tokens : last + 1] for curve in self._curves[:2])
-        computing = self.memory * self._least + self.arithmetic * added
-        waits = computing, self.memory * reading
-        for seconds, corrections in zip(waits, self._corrections, strict=True):
-            some = corrections[tokens : last + 1]
-            seconds[: len(some)] *= some
-        measured = np.maximum(*waits)
+        of_arithmetic, of_memory = (some[tokens : last + 1] for some in self._corrections)
+        computing = (self.memory * self._least + self.arithmetic * added) * of_arithmetic
+        measured = np.maximum(computing, self.memory * reading * of_memory)
         beyond = range(tokens + len(measured), last + 1)
         return [*measured.tolist(), *map(self.cost, beyond)]
 
@@ -230,7 +228,7 @@ class CostModel:
         size = min(tokens, self._widest)
         memory = self._waits(size)[1]
         if memory < expected - states - self.attention_seconds(work):
-            memory = self._correction(size, reads=False) * self.memory * self._least
+            memory = self._corrections[False][size] * self.memory * self._least
         memory += states
         arithmetic = expected - memory
         error = _error(seconds, expected)
@@ -272,13 +270,8 @@ class CostModel:
         """Seconds of a pass if it waited only for arithmetic, and only for memory."""
         computing: float = self.memory * self._least + self.arithmetic * self._added[tokens]
         reading: float = self.memory * self._reading[tokens]
-        return (
-            self._correction(tokens, reads=False) * computing,
-            self._correction(tokens, reads=True) * reading,
-        )
-
-    def _correction(self, tokens: int, *, reads: bool) -> float:
-        return self._corrections[reads][tokens] if tokens <= _POINTS else 1.0
+        of_arithmetic, of_memory = self._corrections
+        return of_arithmetic[tokens] * computing, of_memory[tokens] * reading
 
     def _reads(self, tokens: int) -> bool:
         """Whether a pass waits for memory."""

@@ -81,7 +81,8 @@ class Baseline:
         if steps > 1 or self._asked >= before:
             self._left, self._requests, self._expected = steps, requests, expected
             self._asked, self._least = 0, 1 - _MOST_SLOWER * outside / expected
-            self._since = 0 if steps > 1 else self._since
+            if steps > 1:
+                self._since = 0
 
     def observe(self, requests: int, seconds: float) -> None:
         """Learn from the latest step if it is one of those to compare.
