@@ -239,6 +239,17 @@ def test_passes_of_one_token_leave_the_other_factor_as_it_is() -> None:
     assert costs.arithmetic == 1.0
 
 
+def test_a_pass_that_waits_for_memory_moves_that_factor_whatever_attention_adds() -> None:
+    """By rounding, its seconds without attention once seemed more than those of memory."""
+    moved = []
+    for work in range(2000):
+        costs = tinyllama()
+        costs.observe(2, work, 1.1 * costs.cost(2, work))
+        moved.append((costs.memory, costs.arithmetic))
+    assert min(memory for memory, _ in moved) > 1.0099
+    assert max(arithmetic for _, arithmetic in moved) < 1.002
+
+
 @pytest.mark.parametrize("tokens", [1, 8, 96])
 def test_one_outlier_moves_the_costs_by_no_more_than_a_tenth(tokens: int) -> None:
     for seconds in (1000.0, 1e-9):

@@ -226,8 +226,8 @@ class CostModel:
         expected, states = self.cost(tokens, work, spans), self.state_seconds(spans)
         # The part that scales with the speed of memory; the rest scales with that of arithmetic.
         size = min(tokens, self._widest)
-        memory = self._waits(size)[1]
-        if memory < expected - states - self.attention_seconds(work):
+        computing, memory = self._waits(size)
+        if memory < computing or tokens > size:
             memory = self._corrections[False][size] * self.memory * self._least
         memory += states
         arithmetic = expected - memory
