@@ -179,14 +179,14 @@ def locust_command(url: str, *before: Path) -> list[str]:
 
 
 def run_locust_at(url: str, folder: Path, *options: str, before: Sequence[Path] = ()) -> Run:
-    """Run a short load test.
+    """Run a short load test, which asks the same each time: its seed is given.
 
     The rows are read as JSON: Locust writes its CSV once a second, and not again at the end.
     """
     command = locust_command(url, *before)
     command += ["--csv", str(folder / "run"), "--html", str(folder / "run.html")]
     command += ["--report", str(folder / "stages.json"), "--json-file", str(folder / "rows")]
-    own = ("--time-scale", "0.05", "--stop-timeout", "60")
+    own = ("--time-scale", "0.05", "--stop-timeout", "60", "--seed", "1")
     result = run(*command, *own, *options, timeout=5 * PATIENCE)
     rows = json.loads((folder / "rows.json").read_text())
     assert (folder / "run_stats.csv").stat().st_size > 0
