@@ -60,10 +60,10 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _ids = count()
 
 
-def tinyllama(share: float = 1.0) -> CostModel:
+def tinyllama(share: float = 1.0, logit_seconds: float = 0.0) -> CostModel:
     """A cost model of these passes, or of passes that take a share of their time."""
     seconds = [share * item / 1000 for item in TINYLLAMA.values()]
-    return CostModel(list(TINYLLAMA), seconds, share * PAIR_SECONDS)
+    return CostModel(list(TINYLLAMA), seconds, share * PAIR_SECONDS, 0.0, logit_seconds)
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,8 @@ class SimulatedTarget:
                 last += span.tokens[first:]
         self.passes.append(batch)
         self._states = states if batch.hidden else []
-        seconds = self._costs.cost(batch.num_tokens, batch.attention_work, len(batch.spans))
+        count, work = batch.num_tokens, batch.attention_work
+        seconds = self._costs.cost(count, work, len(batch.spans), count - batch.num_logits)
         self.clock.now += seconds * self._slowness * (1 + self._scatter * self._rng.uniform(-1, 1))
         if scored:
             self._logits[: len(scored)] = self.text.logits(scored, last)
@@ -324,12 +325,13 @@ def chains(*drafters: Drafter) -> dict[str, Drafters]:
 def make_budget(
     draft_costs: CostModel | None = None,
     *,
+    costs: CostModel | None = None,
     max_batched_tokens: int = 96,
     max_inter_token_latency: float = float("inf"),
 ) -> PassBudget:
-    """The budget of TinyLlama's passes."""
+    """The budget of TinyLlama's passes by default."""
     return PassBudget(
-        tinyllama(),
+        costs or tinyllama(),
         draft_costs,
         max_batched_tokens=max_batched_tokens,
         max_inter_token_latency=max_inter_token_latency,

@@ -191,14 +191,25 @@ def decoding(requests: int, position: int = 20) -> Batch:
     return batch
 
 
-def test_a_machine_that_keeps_its_times_gets_nearly_all_of_the_bound() -> None:
-    costs = tinyllama()
-    budget = make_budget(max_inter_token_latency=0.1)
-    batch = Batch()
-    batch.add(0, 0, [1] * 40, 1)
+@pytest.mark.parametrize("logit_seconds", [0.0, 0.001])
+def test_a_machine_that_keeps_its_times_gets_nearly_all_of_the_bound(logit_seconds: float) -> None:
+    costs = tinyllama(logit_seconds=logit_seconds)
+    budget = make_budget(costs=costs, max_inter_token_latency=0.1)
+
+    def seconds(prompt: int) -> float:
+        batch = decoding(4)
+        batch.add(4, 0, [1] * prompt, 0)  # a piece, not the end
+        taken = costs.cost(prompt + 4, batch.attention_work, without_logits=prompt)
+        budget.observe(batch, taken)
+        return taken
+
     for _ in range(60):
-        budget.observe(batch, costs.cost(40, batch.attention_work))
-    assert budget.pass_seconds(decoding(1), client_waits=True) > 0.099
+        seconds(40)
+        seconds(70)
+    allowed = budget.pass_seconds(decoding(4), client_waits=True)
+    assert allowed > 0.099
+    found = budget.prompt_tokens(decoding(4), 0, allowed, first=True)
+    assert seconds(found) <= 0.1 < seconds(found + 2)
 
 
 def test_a_bad_moment_is_forgotten() -> None:

@@ -39,10 +39,9 @@ def test_the_costs_of_passes_are_found(
 ) -> None:
     target = made(monkeypatch, context=context, scatter=scatter, slowness=1.5)
     found = calibrate(target, None)
-    least = 1 - scatter
     for tokens in found.sizes:
-        expected = 1.5 * tinyllama().cost(tokens)
-        assert 0.95 * least * expected <= found.cost(tokens) <= 1.15 * expected
+        ratio = found.cost(tokens) / (1.5 * tinyllama().cost(tokens))
+        assert 0.95 * (1 - scatter) <= ratio <= 1.05 * (1 + scatter)
     assert found.sizes[-1] == 96
     if not scatter:
         assert found.pair_seconds == pytest.approx(1.5 * PAIR_SECONDS, rel=0.05)
@@ -59,6 +58,25 @@ def test_what_states_cost_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         assert found.span_seconds == pytest.approx(0.002, rel=0.1)
         assert target.cache.used_blocks == 0
     assert max(len(batch.spans) for batch in target.passes) == 5
+
+
+@pytest.mark.parametrize("max_tokens", [16, 96, 256])
+def test_what_logits_cost_is_found(
+    monkeypatch: pytest.MonkeyPatch, max_tokens: int, tmp_path: Path
+) -> None:
+    """So a draft token beside a prompt costs what it adds, however long the prompt is."""
+    machine = tinyllama(logit_seconds=0.0005)
+    target = made(monkeypatch, costs=machine, max_tokens=max_tokens)
+    for _ in range(2):  # the second one reads what the first one wrote
+        found = calibrate(target, tmp_path / "costs.json")
+        assert found.logit_seconds == pytest.approx(0.0005, rel=0.05)
+        for tokens in (8, 48, 64, 65, 80, 96, 256):
+            if tokens <= max_tokens:
+                for others in (0, tokens - 1):
+                    expected = machine.cost(tokens, without_logits=others)
+                    assert found.cost(tokens, without_logits=others) == pytest.approx(
+                        expected, rel=0.02
+                    )
 
 
 def test_narrow_passes_are_timed_as_decoding_finds_the_caches(

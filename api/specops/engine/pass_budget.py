@@ -51,7 +51,7 @@ class PassBudget:
 
     def observe(self, batch: Batch, step_seconds: float) -> None:
         """Learn from a step in which prompt tokens made other requests wait."""
-        expected = self._costs.cost(batch.num_tokens, batch.attention_work, len(batch.spans))
+        expected = self._cost(batch)
         if expected >= _LONG * self._target_step_seconds:
             error = min(abs(step_seconds / expected - 1), _MAX_ERROR)
             self._deviation += _SCATTER * (error - self._deviation)
@@ -70,8 +70,7 @@ class PassBudget:
 
     def least_seconds(self, decoding: Batch) -> float:
         """Minimum seconds for the pass where prompts wait, by the cost of `decoding` alone."""
-        own = self._costs.cost(decoding.num_tokens, decoding.attention_work, len(decoding.spans))
-        return own * (1 + _MIN_SHARE)
+        return self._cost(decoding) * (1 + _MIN_SHARE)
 
     def prompt_tokens(
         self, batch: Batch, position: int, seconds: float, *, first: bool, each: float = 0.0
@@ -90,13 +89,16 @@ class PassBudget:
             return room
         work, allowed = batch.attention_work, seconds
         allowed -= self._costs.state_seconds(len(batch.spans) + 1)
-        fitting = self._costs.tokens_within(allowed, batch.num_tokens, work, position, each)
+        count, others = batch.num_tokens, batch.num_tokens - batch.num_logits
+        fitting = self._costs.tokens_within(
+            allowed, count, work, position, each=each, without_logits=others
+        )
         return min(room, max(fitting, _MIN_TOKENS) if first else fitting)
 
     @property
     def usual_chunk(self) -> int:
         """Number of prompt tokens that join a pass where enough of them wait."""
-        fitting = self._costs.tokens_within(self._target_step_seconds, 0, 0.0, 0)
+        fitting = self._costs.tokens_within(self._target_step_seconds)
         return min(self.most_tokens, max(fitting, _MIN_TOKENS))
 
     def draft_model_tokens(self, decoding: int, position: int) -> int:
@@ -110,8 +112,13 @@ class PassBudget:
             return 0
         own = self._costs.cost(decoding, spans=decoding)
         allowed = max(self._target_step_seconds - own, own * _MIN_SHARE)
-        fitting = self._draft_costs.tokens_within(allowed, 0, 0.0, position)
+        fitting = self._draft_costs.tokens_within(allowed, position=position)
         return min(self.most_tokens, max(fitting, _MIN_TOKENS))
+
+    def _cost(self, batch: Batch) -> float:
+        """Expected seconds of a pass."""
+        count, work = batch.num_tokens, batch.attention_work
+        return self._costs.cost(count, work, len(batch.spans), count - batch.num_logits)
 
     @property
     def _target_step_seconds(self) -> float:

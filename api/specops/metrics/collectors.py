@@ -63,8 +63,9 @@ class MachineCollector(Collector):
         costs = GaugeMetricFamily(
             f"{NAMESPACE}_pass_cost_seconds",
             "Cost of a forward pass by the cost model. `tokens`: a pass of `size` tokens with "
-            "nothing before them; `draft_tokens`: the same for the draft model or an EAGLE-3 head; "
-            "`attention`: 1,000,000 pairs of a token and a position that it attends to.",
+            "nothing before them, which all need logits; `draft_tokens`: the same for the draft "
+            "model or an EAGLE-3 head; `attention`: 1,000,000 pairs of a token and a position that "
+            "it attends to.",
             labels=["kind", "size"],
         )
         for kind, size, seconds in self.pass_costs():

@@ -26,7 +26,7 @@ from specops.system.generations import outdated, remove, use
 
 log = logging.getLogger(__name__)
 
-FORMAT = 6  # increase it when the measurement changes
+FORMAT = 7  # increase it when the measurement changes
 _PAST = 64  # cached tokens before a measured pass
 _LONG_PAST = 1024  # cached tokens before the pass that measures attention
 _ATTENTION_TOKENS = 8  # tokens of that pass
@@ -41,7 +41,7 @@ _DOUBTFUL = 1.1
 _TRIES = 2  # maximum number of times that a start repeats a doubtful pass
 # The kernels compute up to 10 rows at once, so costs rise in steps up to there, then evenly.
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32, 48, 64, 96)
-_MAX_ROWS = 64  # rows of logits: wider passes are prompts, which need one
+_MAX_ROWS = 64  # rows of logits: wider passes are measured with one
 
 
 @dataclass
@@ -55,8 +55,9 @@ class _Times:
         rows: maximum number of logit rows in a pass; wider passes compute one.
         spans: number of spans, one token each, in the pass that measures recurrent states; 1 if the
             model has none.
-        seconds: of the attention pass; of the passes over `sizes`, widest first; of the attention
-            pass again without cached tokens; and of the pass for states, if there is one.
+        seconds: of the attention pass; of the widest pass that has all its rows, but with one; of
+            the passes over `sizes`, widest first; of the attention pass again without cached
+            tokens; and of the pass for states, if there is one.
         turn: index of the pass to time next.
     """
 
@@ -67,6 +68,11 @@ class _Times:
     spans: int = 1
     seconds: list[float] = field(default_factory=list)
     turn: int = 0
+
+    @property
+    def scored(self) -> int:
+        """Number of tokens in the widest pass with all its rows of logits."""
+        return max(size for size in self.sizes if size <= self.rows)
 
 
 def calibrate(runner: ModelRunner, saved: Path | None, *, most_rows: int = _MAX_ROWS) -> CostModel:
@@ -132,6 +138,7 @@ def _passes(runner: ModelRunner, times: _Times) -> list[Callable[[], None]]:
     ]
     return [
         partial(_run, runner, times.far, count, count),
+        partial(_run, runner, times.past, times.scored, 1),
         *sized,
         partial(_run, runner, 0, count, count),
         *([partial(_run_spans, runner, times.spans)] if times.spans > 1 else []),
@@ -169,7 +176,7 @@ def _measure(passes: Sequence[Callable[[], None]], times: _Times) -> None:
         times.seconds = [inf] * count
     began = time.perf_counter()
     # No other pass can contradict the times of attention and of states.
-    for index in (0, *range(1 + len(times.sizes), count)):
+    for index in (0, *range(2 + len(times.sizes), count)):
         measure(index)
     for number in range(_MAX_ROUNDS * count):
         if number >= least and time.perf_counter() - began >= enough:
@@ -186,7 +193,7 @@ def _measure(passes: Sequence[Callable[[], None]], times: _Times) -> None:
 def _doubtful(times: _Times) -> list[int]:
     """Indices of passes that took longer than a wider pass, or than several narrower passes with
     as many tokens in all."""
-    found = list(zip(reversed(times.sizes), times.seconds[1:], strict=False))
+    found = list(zip(reversed(times.sizes), times.seconds[2:], strict=False))
 
     def most(size: int) -> float:
         # A pass too wide for all its rows of logits may be cheaper than a narrower one with all.
@@ -194,24 +201,27 @@ def _doubtful(times: _Times) -> list[int]:
         return min(-(-size // other) * seconds for other, seconds in others)
 
     return [
-        index for index, (size, seconds) in enumerate(found, 1) if seconds > _DOUBTFUL * most(size)
+        index for index, (size, seconds) in enumerate(found, 2) if seconds > _DOUBTFUL * most(size)
     ]
 
 
 def _cost_model(times: _Times) -> CostModel:
-    long, *measured, near = times.seconds[: 2 + len(times.sizes)]
+    long, alone, *measured, near = times.seconds[: 3 + len(times.sizes)]
     measured.reverse()
+    scored = times.scored
+    logits = max(0.0, measured[times.sizes.index(scored)] - alone) / max(1, scored - 1)
     count = min(_ATTENTION_TOKENS, times.sizes[-1])
     pair = max(0.0, long - near) / (count * times.far) if times.far else 0.0
     costs = [
         max(seconds - pair * size * (times.past + size / 2), seconds / 2)
+        + logits * (size - 1) * (size > times.rows)
         for size, seconds in zip(times.sizes, measured, strict=True)
     ]
-    costs_of = CostModel(times.sizes, costs, pair)
+    costs_of = CostModel(times.sizes, costs, pair, 0.0, logits)
     if times.spans < 2:
         return costs_of
     added = times.seconds[-1] - costs_of.cost(times.spans)
-    return CostModel(times.sizes, costs, pair, max(0.0, added) / (times.spans - 1))
+    return CostModel(times.sizes, costs, pair, max(0.0, added) / (times.spans - 1), logits)
 
 
 def _read(path: Path, times: _Times) -> None:
@@ -222,7 +232,7 @@ def _read(path: Path, times: _Times) -> None:
         if [kept[key] for key in same] != [getattr(times, key) for key in same]:
             return
         seconds, turn = [float(item) for item in kept["seconds"]], int(kept["turn"])
-        count = len(times.sizes) + 2 + (times.spans > 1)
+        count = len(times.sizes) + 3 + (times.spans > 1)
         if len(seconds) != count or not all(0 < one < inf for one in seconds):
             raise ValueError(f"times {seconds}")
         times.seconds, times.turn = seconds, turn % len(seconds)

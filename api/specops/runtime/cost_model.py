@@ -1,16 +1,17 @@
-"""Predicts the cost of a forward pass on this machine from its tokens and its attention work.
+"""Predicts the cost of a forward pass on this machine from its tokens, logits and attention work.
 
 A pass waits for memory or for arithmetic, whichever takes longer (the roofline model, Williams et
 al. 2009, https://doi.org/10.1145/1498765.1498785):
 
-    seconds = max(memory * m(T), memory * g(0) + arithmetic * (g(T) - g(0)))
+    seconds = max(memory * m(T), memory * g(0) + arithmetic * (g(T) - g(0) - l * N))
               + arithmetic * a * W + memory * s * (S - 1)
 
-T is the number of tokens in the pass. W is its attention work: the number of pairs of a token and
-a token that it attends to. S is the number of its spans. In models with recurrent states, each span
-reads and writes its own state, and s is not 0. `calibration` measures a, s and one curve at the
-start. m is the first part of that curve, where memory hides the arithmetic, and g is the rest.
-`_split` tells them apart.
+T is the number of tokens in the pass. N of them need no logits, as all tokens of a prompt but its
+last: in SmolLM2, logits are a quarter of a token's arithmetic. W is the attention work: the number
+of pairs of a token and a token that it attends to. S is the number of spans. In models with
+recurrent states, each span reads and writes its own state, and s is not 0. `calibration` measures
+l, a, s and one curve at the start. m is the first part of that curve, where memory hides the
+arithmetic, and g is the rest. `_split` tells them apart.
 
 The machine's speed changes from minute to minute, and not evenly: its neighbours take a part of
 the memory's speed in one hour and of the cores' arithmetic in the next. TinyLlama's shape took
@@ -47,8 +48,7 @@ _MOST_CORRECTED = 1.5
 # The time of shorter passes depends on what the step before has left in the processor's caches.
 _LEAST_COMPARED = 1e-3
 _SHOWN_PAIRS = 1_000_000  # the table's unit for the cost of attention
-# Passes of this many tokens are assumed to wait for arithmetic. `calibration` measures wider ones
-# with fewer logits.
+# Passes of this many tokens are assumed to wait for arithmetic. Most wider ones are prompts.
 _WIDE = range(16, 65)
 
 
@@ -101,10 +101,11 @@ class CostModel:
 
     Args:
         sizes: numbers of tokens in the measured passes, ascending from 1.
-        seconds: measured time of each. Noise only adds time, so a pass that took longer than a
-            wider one gets the wider one's cost.
+        seconds: measured time of each, where all tokens need logits. Noise only adds time, so a
+            pass that took longer than a wider one gets the wider one's cost.
         pair_seconds: measured time per pair of tokens in attention.
         span_seconds: measured time per span's recurrent state.
+        logit_seconds: measured time that a token's logits add to a pass that waits for arithmetic.
 
     Attributes:
         memory: current time of a pass that waits for memory, relative to the measured time.
@@ -120,15 +121,17 @@ class CostModel:
         seconds: Sequence[float],
         pair_seconds: float = 0.0,
         span_seconds: float = 0.0,
+        logit_seconds: float = 0.0,
     ) -> None:
         if not sizes or sizes[0] != 1 or list(sizes) != sorted(set(sizes)):
             raise ValueError(f"sizes must ascend from 1: {sizes}")
-        if min(seconds) <= 0 or min(pair_seconds, span_seconds) < 0:
+        if min(seconds) <= 0 or min(pair_seconds, span_seconds, logit_seconds) < 0:
             raise ValueError("costs must be above 0")
         self.sizes = list(sizes)
         least = np.minimum.accumulate(np.asarray(seconds, np.float64)[::-1])[::-1]
         self.seconds = [float(item) for item in least]
         self.pair_seconds, self.span_seconds = pair_seconds, span_seconds
+        self.logit_seconds = logit_seconds
         self._widest = sizes[-1]
         self._curves = _split(self.sizes, self.seconds)
         # As lists, too: reading a single number from an array takes longer.
@@ -144,13 +147,16 @@ class CostModel:
     @property
     def reading(self) -> PrefillSpeed:
         """The speed of long prompts as measured, without later observations."""
-        return PrefillSpeed(self.seconds[-1] / self._widest, self.pair_seconds)
+        each = self.seconds[-1] / self._widest - self.logit_seconds
+        return PrefillSpeed(each, self.pair_seconds)
 
     def set_speed(self, memory: float, arithmetic: float) -> None:
         """Set both factors; see the attributes of the class."""
         self.memory, self.arithmetic = memory, arithmetic
 
-    def cost(self, tokens: int, work: float = 0.0, spans: int = 1) -> float:
+    def cost(
+        self, tokens: int, work: float = 0.0, spans: int = 1, without_logits: int = 0
+    ) -> float:
         """Seconds that a pass takes now.
 
         Beyond the widest measured pass, each token costs an equal share of that pass.
@@ -159,21 +165,23 @@ class CostModel:
             tokens: number of tokens; 0 costs nothing.
             work: number of token pairs in attention; see `Batch.attention_work`.
             spans: number of sequences that the tokens belong to.
+            without_logits: number of the tokens that need no logits.
         """
         added = self.attention_seconds(work) + self.state_seconds(spans)
         if not tokens:
             return added
         if tokens > self._widest:
             share = self.seconds[-1] / self._widest
-            beyond = self.arithmetic * share * (tokens - self._widest)
-            return self.cost(self._widest) + beyond + added
-        computing, reading = self._waits(tokens)
+            more = share * (tokens - self._widest) - self.logit_seconds * without_logits
+            return self.cost(self._widest) + self.arithmetic * more + added
+        computing, reading = self._waits(tokens, without_logits)
         return (reading if reading > computing else computing) + added
 
     def costs(self, tokens: int, more: int) -> list[float]:
         """Seconds that passes over `tokens`, `tokens` + 1, … `tokens` + `more` tokens take now.
 
-        `tokens` is at least 1. Attention and recurrent states are not included.
+        `tokens` is at least 1. All tokens need logits. Attention and recurrent states are not
+        included.
         """
         last = tokens + more
         reading, added = (curve[tokens : last + 1] for curve in self._curves[:2])
@@ -192,7 +200,14 @@ class CostModel:
         return self.memory * self.span_seconds * max(0, spans - 1)
 
     def tokens_within(
-        self, seconds: float, tokens: int, work: float, position: int, each: float = 0.0
+        self,
+        seconds: float,
+        tokens: int = 0,
+        work: float = 0.0,
+        position: int = 0,
+        *,
+        each: float = 0.0,
+        without_logits: int = 0,
     ) -> int:
         """Maximum number of prompt tokens that a pass can add within `seconds`.
 
@@ -202,10 +217,12 @@ class CostModel:
             work: attention work already in the pass.
             position: position of the first prompt token.
             each: seconds that each prompt token takes after the pass.
+            without_logits: number of tokens already in the pass that need no logits.
         """
 
         def duration(more: int) -> float:
-            return self.cost(tokens + more, work + more * (position + more / 2)) + more * each
+            pairs, silent = work + more * (position + more / 2), without_logits + more
+            return self.cost(tokens + more, pairs, without_logits=silent) + more * each
 
         # Costs hardly ever fall as passes grow, so bisection works.
         return max(0, bisect_right(range(self._widest + 2), seconds, key=duration) - 1)
@@ -220,13 +237,14 @@ class CostModel:
             work: attention work; see `cost`.
             seconds: the time.
             spans: number of sequences.
-            logits: number of tokens that needed logits; None: all. A prompt's pass takes less time
-                than a verification as wide, so it corrects no point.
+            logits: number of tokens that needed logits; None: all. A prompt's pass corrects no
+                point: these are of passes in which all did.
         """
-        expected, states = self.cost(tokens, work, spans), self.state_seconds(spans)
+        silent = 0 if logits is None else tokens - logits
+        expected, states = self.cost(tokens, work, spans, silent), self.state_seconds(spans)
         # The part that scales with the speed of memory; the rest scales with that of arithmetic.
         size = min(tokens, self._widest)
-        computing, memory = self._waits(size)
+        computing, memory = self._waits(size, silent)
         if memory < computing or tokens > size:
             memory = self._corrections[False][size] * self.memory * self._least
         memory += states
@@ -236,7 +254,7 @@ class CostModel:
         step = _RATE * error * expected / (memory * memory + arithmetic * arithmetic)
         self.set_speed(self.memory * (1 + step * memory), self.arithmetic * (1 + step * arithmetic))
         last, self._last = self._last, None
-        if logits in (None, tokens) and expected >= _LEAST_COMPARED:
+        if not silent and expected >= _LEAST_COMPARED:
             self._last = _Pass(tokens, work, spans, seconds)
             if last is not None and last.tokens != tokens:
                 self._compare(last, self._last)
@@ -266,9 +284,10 @@ class CostModel:
             corrected = corrections[tokens] + change
             corrections[tokens] = min(max(corrected, 1 / _MOST_CORRECTED), _MOST_CORRECTED)
 
-    def _waits(self, tokens: int) -> tuple[float, float]:
+    def _waits(self, tokens: int, without_logits: int = 0) -> tuple[float, float]:
         """Seconds of a pass if it waited only for arithmetic, and only for memory."""
-        computing: float = self.memory * self._least + self.arithmetic * self._added[tokens]
+        added = self._added[tokens] - self.logit_seconds * without_logits
+        computing: float = self.memory * self._least + self.arithmetic * added
         reading: float = self.memory * self._reading[tokens]
         of_arithmetic, of_memory = self._corrections
         return of_arithmetic[tokens] * computing, of_memory[tokens] * reading

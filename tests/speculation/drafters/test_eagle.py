@@ -50,7 +50,9 @@ class Costs(CostModel):
     def __init__(self, seconds: float) -> None:
         super().__init__([1], [seconds])
 
-    def cost(self, tokens: int, work: float = 0.0, spans: int = 1) -> float:
+    def cost(
+        self, tokens: int, work: float = 0.0, spans: int = 1, without_logits: int = 0
+    ) -> float:
         return self.seconds[0]
 
     def observe(

@@ -88,7 +88,9 @@ class EagleDrafter(GuessingDrafter):
 
     def read_seconds(self, slot: int) -> float:
         """Seconds to read the state of one token of a prompt."""
-        return self.costs.cost(MAX_WAITING) / MAX_WAITING if slot in self._slots else 0.0
+        if slot not in self._slots:
+            return 0.0
+        return self.costs.cost(MAX_WAITING, without_logits=MAX_WAITING) / MAX_WAITING
 
     def take_reading(self) -> float:
         """Predicted seconds of the passes without a guess since the last call."""
@@ -224,7 +226,8 @@ class EagleDrafter(GuessingDrafter):
         if members:
             logits = self._join(batch, rows)
             if guesses is None:
-                self._reading += self.costs.cost(batch.num_tokens, batch.attention_work)
+                count = batch.num_tokens
+                self._reading += self.costs.cost(count, batch.attention_work, without_logits=count)
             else:
                 for slot, row in zip(members, logits, strict=True):
                     self._guess(0, guesses[slot], row)
