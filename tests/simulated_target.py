@@ -224,7 +224,7 @@ class SimulatedTarget:
         self.passes.append(batch)
         self._states = states if batch.hidden else []
         count, work = batch.num_tokens, batch.attention_work
-        seconds = self._costs.cost(count, work, len(batch.spans), count - batch.num_logits)
+        seconds = self._costs.cost(count, work, len(batch.spans), batch.num_logits)
         self.clock.now += seconds * self._slowness * (1 + self._scatter * self._rng.uniform(-1, 1))
         if scored:
             self._logits[: len(scored)] = self.text.logits(scored, last)

@@ -199,7 +199,7 @@ def test_a_machine_that_keeps_its_times_gets_nearly_all_of_the_bound(logit_secon
     def seconds(prompt: int) -> float:
         batch = decoding(4)
         batch.add(4, 0, [1] * prompt, 0)  # a piece, not the end
-        taken = costs.cost(prompt + 4, batch.attention_work, without_logits=prompt)
+        taken = costs.cost(prompt + 4, batch.attention_work, logits=4)
         budget.observe(batch, taken)
         return taken
 

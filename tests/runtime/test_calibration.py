@@ -39,9 +39,11 @@ def test_the_costs_of_passes_are_found(
 ) -> None:
     target = made(monkeypatch, context=context, scatter=scatter, slowness=1.5)
     found = calibrate(target, None)
+    # Two rounds of a pass that takes up to a fifth longer may both be that slow.
+    least, most = 0.95 * (1 - scatter), 1 + max(0.05, scatter)
     for tokens in found.sizes:
-        ratio = found.cost(tokens) / (1.5 * tinyllama().cost(tokens))
-        assert 0.95 * (1 - scatter) <= ratio <= 1.05 * (1 + scatter)
+        expected = 1.5 * tinyllama().cost(tokens)
+        assert least * expected <= found.cost(tokens) <= most * expected
     assert found.sizes[-1] == 96
     if not scatter:
         assert found.pair_seconds == pytest.approx(1.5 * PAIR_SECONDS, rel=0.05)
@@ -73,8 +75,8 @@ def test_what_logits_cost_is_found(
         for tokens in (8, 48, 64, 65, 80, 96, 256):
             if tokens <= max_tokens:
                 for others in (0, tokens - 1):
-                    expected = machine.cost(tokens, without_logits=others)
-                    assert found.cost(tokens, without_logits=others) == pytest.approx(
+                    expected = machine.cost(tokens, logits=tokens - others)
+                    assert found.cost(tokens, logits=tokens - others) == pytest.approx(
                         expected, rel=0.02
                     )
 

@@ -286,8 +286,8 @@ def test_tokens_without_logits_take_less_where_a_pass_waits_for_arithmetic() -> 
     costs, plain = tinyllama(logit_seconds=0.0005), tinyllama()
     for tokens, others in ((64, 63), (96, 40), (200, 190)):
         expected = plain.cost(tokens, 1000) - 0.0005 * others
-        assert costs.cost(tokens, 1000, 1, others) == pytest.approx(expected)
-    assert costs.cost(2, without_logits=1) == plain.cost(2)
+        assert costs.cost(tokens, 1000, 1, tokens - others) == pytest.approx(expected)
+    assert costs.cost(2, logits=1) == plain.cost(2)
     assert costs.cost(96) == plain.cost(96)
     assert costs.reading.token_seconds == pytest.approx(0.209 / 96 - 0.0005)
 
@@ -300,11 +300,11 @@ def test_as_many_prompt_tokens_fit_as_need_no_logits(
     slope = min(np.diff(rising) / np.diff(SIZES))
     costs = CostModel(SIZES, rising, 0.0, 0.0, least * slope)
     before = int(share * tokens)
-    found = costs.tokens_within(allowed, tokens, without_logits=before)
+    found = costs.tokens_within(allowed, tokens, logits=tokens - before)
     fitting = (
         more
         for more in range(SIZES[-1] + 2)
-        if costs.cost(tokens + more, without_logits=before + more) <= allowed
+        if costs.cost(tokens + more, logits=tokens - before) <= allowed
     )
     assert found == max(fitting, default=0)
 
@@ -314,9 +314,7 @@ def test_prompts_say_nothing_else_of_the_speed_than_verification() -> None:
     machine = behaving(tinyllama(logit_seconds=0.0005), 1.3, 1.3)
     for _ in range(200):
         for tokens, logits in ((4, 4), (60, 5), (90, 1), (8, 8)):
-            costs.observe(
-                tokens, 0.0, machine.cost(tokens, without_logits=tokens - logits), 1, logits
-            )
+            costs.observe(tokens, 0.0, machine.cost(tokens, logits=logits), 1, logits)
     assert costs.memory == pytest.approx(1.3, rel=0.01)
     assert costs.arithmetic == pytest.approx(1.3, rel=0.01)
 

@@ -89,9 +89,8 @@ class PassBudget:
             return room
         work, allowed = batch.attention_work, seconds
         allowed -= self._costs.state_seconds(len(batch.spans) + 1)
-        count, others = batch.num_tokens, batch.num_tokens - batch.num_logits
         fitting = self._costs.tokens_within(
-            allowed, count, work, position, each=each, without_logits=others
+            allowed, batch.num_tokens, work, position, each=each, logits=batch.num_logits
         )
         return min(room, max(fitting, _MIN_TOKENS) if first else fitting)
 
@@ -118,7 +117,7 @@ class PassBudget:
     def _cost(self, batch: Batch) -> float:
         """Expected seconds of a pass."""
         count, work = batch.num_tokens, batch.attention_work
-        return self._costs.cost(count, work, len(batch.spans), count - batch.num_logits)
+        return self._costs.cost(count, work, len(batch.spans), batch.num_logits)
 
     @property
     def _target_step_seconds(self) -> float:

@@ -155,7 +155,7 @@ class CostModel:
         self.memory, self.arithmetic = memory, arithmetic
 
     def cost(
-        self, tokens: int, work: float = 0.0, spans: int = 1, without_logits: int = 0
+        self, tokens: int, work: float = 0.0, spans: int = 1, logits: int | None = None
     ) -> float:
         """Seconds that a pass takes now.
 
@@ -165,16 +165,17 @@ class CostModel:
             tokens: number of tokens; 0 costs nothing.
             work: number of token pairs in attention; see `Batch.attention_work`.
             spans: number of sequences that the tokens belong to.
-            without_logits: number of the tokens that need no logits.
+            logits: number of the tokens that need logits; None: all.
         """
         added = self.attention_seconds(work) + self.state_seconds(spans)
         if not tokens:
             return added
         if tokens > self._widest:
             share = self.seconds[-1] / self._widest
-            more = share * (tokens - self._widest) - self.logit_seconds * without_logits
+            others = 0 if logits is None else tokens - logits
+            more = share * (tokens - self._widest) - self.logit_seconds * others
             return self.cost(self._widest) + self.arithmetic * more + added
-        computing, reading = self._waits(tokens, without_logits)
+        computing, reading = self._waits(tokens, 0 if logits is None else tokens - logits)
         return (reading if reading > computing else computing) + added
 
     def costs(self, tokens: int, more: int) -> list[float]:
@@ -207,7 +208,7 @@ class CostModel:
         position: int = 0,
         *,
         each: float = 0.0,
-        without_logits: int = 0,
+        logits: int | None = None,
     ) -> int:
         """Maximum number of prompt tokens that a pass can add within `seconds`.
 
@@ -217,12 +218,13 @@ class CostModel:
             work: attention work already in the pass.
             position: position of the first prompt token.
             each: seconds that each prompt token takes after the pass.
-            without_logits: number of tokens already in the pass that need no logits.
+            logits: number of tokens in the pass that need logits; None: all already in it.
         """
+        scored = tokens if logits is None else logits
 
         def duration(more: int) -> float:
-            pairs, silent = work + more * (position + more / 2), without_logits + more
-            return self.cost(tokens + more, pairs, without_logits=silent) + more * each
+            pairs = work + more * (position + more / 2)
+            return self.cost(tokens + more, pairs, logits=scored) + more * each
 
         # Costs hardly ever fall as passes grow, so bisection works.
         return max(0, bisect_right(range(self._widest + 2), seconds, key=duration) - 1)
@@ -240,11 +242,11 @@ class CostModel:
             logits: number of tokens that needed logits; None: all. A prompt's pass corrects no
                 point: these are of passes in which all did.
         """
-        silent = 0 if logits is None else tokens - logits
-        expected, states = self.cost(tokens, work, spans, silent), self.state_seconds(spans)
+        others = 0 if logits is None else tokens - logits
+        expected, states = self.cost(tokens, work, spans, logits), self.state_seconds(spans)
         # The part that scales with the speed of memory; the rest scales with that of arithmetic.
         size = min(tokens, self._widest)
-        computing, memory = self._waits(size, silent)
+        computing, memory = self._waits(size, others)
         if memory < computing or tokens > size:
             memory = self._corrections[False][size] * self.memory * self._least
         memory += states
@@ -254,7 +256,7 @@ class CostModel:
         step = _RATE * error * expected / (memory * memory + arithmetic * arithmetic)
         self.set_speed(self.memory * (1 + step * memory), self.arithmetic * (1 + step * arithmetic))
         last, self._last = self._last, None
-        if not silent and expected >= _LEAST_COMPARED:
+        if not others and expected >= _LEAST_COMPARED:
             self._last = _Pass(tokens, work, spans, seconds)
             if last is not None and last.tokens != tokens:
                 self._compare(last, self._last)

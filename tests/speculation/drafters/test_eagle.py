@@ -51,7 +51,7 @@ class Costs(CostModel):
         super().__init__([1], [seconds])
 
     def cost(
-        self, tokens: int, work: float = 0.0, spans: int = 1, without_logits: int = 0
+        self, tokens: int, work: float = 0.0, spans: int = 1, logits: int | None = None
     ) -> float:
         return self.seconds[0]
 

@@ -90,7 +90,7 @@ class EagleDrafter(GuessingDrafter):
         """Seconds to read the state of one token of a prompt."""
         if slot not in self._slots:
             return 0.0
-        return self.costs.cost(MAX_WAITING, without_logits=MAX_WAITING) / MAX_WAITING
+        return self.costs.cost(MAX_WAITING, logits=0) / MAX_WAITING
 
     def take_reading(self) -> float:
         """Predicted seconds of the passes without a guess since the last call."""
@@ -226,8 +226,8 @@ class EagleDrafter(GuessingDrafter):
         if members:
             logits = self._join(batch, rows)
             if guesses is None:
-                count = batch.num_tokens
-                self._reading += self.costs.cost(count, batch.attention_work, without_logits=count)
+                count, work = batch.num_tokens, batch.attention_work
+                self._reading += self.costs.cost(count, work, logits=batch.num_logits)
             else:
                 for slot, row in zip(members, logits, strict=True):
                     self._guess(0, guesses[slot], row)
